@@ -1,0 +1,35 @@
+# Everything runs in .venv; `make demo` and `make test` install what they need on the first call.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: install demo test test-slow lint format clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[all]"
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/ppma demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

@@ -1,0 +1,30 @@
+"""Polyline path masked attention: structured 2D masks for attention, exact and fast."""
+
+from ppma.ops import (
+    BackendUnavailableError,
+    criss_cross_attention,
+    decomposed_attention,
+    linear_attention,
+    polyline_attention,
+    polyline_mask,
+    polyline_mask_nd,
+    polyline_scan,
+    polyline_scan_nd,
+    validation,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendUnavailableError",
+    "__version__",
+    "criss_cross_attention",
+    "decomposed_attention",
+    "linear_attention",
+    "polyline_attention",
+    "polyline_mask",
+    "polyline_mask_nd",
+    "polyline_scan",
+    "polyline_scan_nd",
+    "validation",
+]

@@ -1,0 +1,55 @@
+"""Which implementation runs an operator.
+
+A backend is a module with the functions that `ppma.ops.library` calls (`scan`, `attention`, `criss_cross`, `linear`,
+each with its `_backward`) and `why_not(device, dtype)`, which says why it cannot serve such tensors, or None. It is
+imported when it is first asked for. Backends never import one another.
+"""
+
+import importlib
+import logging
+from types import ModuleType
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_MODULES = {
+    "torch": "ppma.ops.backends.pytorch",
+    "native": "ppma.ops.backends.native",
+    "triton": "ppma.ops.backends.triton",
+}
+# "auto" takes the first that can serve the device.
+_PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
+
+# What the public functions accept; "reference" is the oracle and never reaches an operator.
+NAMES = ("auto", "reference", *_MODULES)
+
+
+class BackendUnavailableError(RuntimeError):
+    """An explicitly chosen backend cannot run here."""
+
+
+def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        return f"it is not installed ({error})"
+    return module.why_not(device, dtype)
+
+
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """The backend module for tensors of this device and dtype.
+
+    Raises:
+        BackendUnavailableError: `name` is not "auto" and that backend cannot serve such tensors.
+    """
+    if name != "auto":
+        reason = _why_not(name, device, dtype)
+        if reason is not None:
+            raise BackendUnavailableError(f"backend={name!r} cannot run {dtype} tensors on {device}: {reason}")
+        return importlib.import_module(_MODULES[name])
+    for candidate in _PREFERENCE.get(device.type, ("torch",)):
+        if _why_not(candidate, device, dtype) is None:
+            logger.debug("auto chose %s for %s on %s", candidate, dtype, device)
+            return importlib.import_module(_MODULES[candidate])
+    raise BackendUnavailableError(f"no backend can run {dtype} tensors on {device}")

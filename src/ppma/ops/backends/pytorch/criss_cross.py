@@ -1,0 +1,119 @@
+"""Criss-cross attention with the mask: masked attention within columns and within rows, chained; O(N^1.5)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppma.ops.layout import compute_dtype, heads_last_empty, split_paths
+from ppma.ops.lines import log_decay_gradient, log_decay_matrix
+
+
+@dataclass
+class _LineAttention:
+    """The masked attention maps (B, heads, lines, n, n) of all lines along the second-last axis of q and k."""
+
+    q: Tensor
+    k: Tensor
+    scale: float
+    combine: str
+    softmax: Tensor  # of the scores ("hadamard") or of scores + log mask ("logit")
+    mask: Tensor | None  # "hadamard" only
+    weights: Tensor  # what multiplies v
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> "_LineAttention":
+        scores = (q @ k.mT).mul_(scale)
+        log_mask = log_decay_matrix(log_decay)
+        if combine == "logit":
+            softmax = scores.add_(log_mask.to(q.dtype)).softmax(-1)
+            return cls(q, k, scale, combine, softmax, None, softmax)
+        softmax, mask = scores.softmax(-1), log_mask.exp_().to(q.dtype)
+        return cls(q, k, scale, combine, softmax, mask, softmax * mask)
+
+    def backward(self, grad_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and the log-decay."""
+        grad_softmax = grad_weights if self.mask is None else grad_weights * self.mask
+        weighted = self.softmax * grad_softmax
+        grad_scores = weighted - self.softmax * weighted.sum(-1, keepdim=True)
+        # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
+        grad_log_mask = grad_scores if self.mask is None else weighted
+        return (
+            (grad_scores @ self.k).mul_(self.scale),
+            (grad_scores.mT @ self.q).mul_(self.scale),
+            log_decay_gradient(grad_log_mask),
+        )
+
+
+def _columns(x: Tensor) -> Tensor:
+    """(B, heads, H, W, c) <-> (B, heads, W, H, c)."""
+    return x.transpose(2, 3)
+
+
+def _maps(
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, scale: float
+) -> tuple[_LineAttention, _LineAttention]:
+    dtype = compute_dtype(q.dtype)
+    q, k = q.to(dtype), k.to(dtype)
+    rows = _LineAttention.of(q, k, log_alpha, combine, scale)
+    return rows, _LineAttention.of(_columns(q), _columns(k), log_beta.mT, combine, scale)
+
+
+def criss_cross(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+) -> Tensor:
+    """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)
+    values = v.to(rows.q.dtype)
+    total = torch.zeros((), dtype=values.dtype, device=v.device)
+    for path in split_paths(paths):
+        if path == "v2h":
+            total = total + rows.weights @ _columns(columns.weights @ _columns(values))
+        else:
+            total = total + _columns(columns.weights @ _columns(rows.weights @ values))
+    if combine == "logit" and paths == "2d":
+        total = total / 2
+    return heads_last_empty(v, v.shape[-1]).copy_(total)
+
+
+def criss_cross_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    combine: str,
+    paths: str,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
+    rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)
+    dtype = rows.q.dtype
+    values, grad_out = v.to(dtype), grad.to(dtype)
+    if combine == "logit" and paths == "2d":
+        grad_out = grad_out / 2
+    grad_rows, grad_columns = torch.zeros_like(rows.weights), torch.zeros_like(columns.weights)
+    grad_values = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    for path in split_paths(paths):
+        if path == "v2h":  # out = rows (columns v)
+            inner = columns.weights @ _columns(values)
+            grad_rows += grad_out @ _columns(inner).mT
+            grad_inner = _columns(rows.weights.mT @ grad_out)
+            grad_columns += grad_inner @ _columns(values).mT
+            grad_values += _columns(columns.weights.mT @ grad_inner)
+        else:  # out = columns (rows v)
+            inner = rows.weights @ values
+            grad_columns += _columns(grad_out) @ _columns(inner).mT
+            grad_inner = _columns(columns.weights.mT @ _columns(grad_out))
+            grad_rows += grad_inner @ values.mT
+            grad_values += rows.weights.mT @ grad_inner
+    row_q, row_k, grad_alpha = rows.backward(grad_rows)
+    column_q, column_k, grad_beta = columns.backward(grad_columns)
+    return (
+        heads_last_empty(q, q.shape[-1]).copy_(row_q.add_(_columns(column_q))),
+        heads_last_empty(k, k.shape[-1]).copy_(row_k.add_(_columns(column_k))),
+        heads_last_empty(v, v.shape[-1]).copy_(grad_values),
+        grad_alpha.to(log_alpha.dtype),
+        grad_beta.mT.to(log_beta.dtype).contiguous(),
+    )

@@ -1,0 +1,156 @@
+"""What a user may pass: every wrong argument becomes a ValueError that names it, what was expected and what came."""
+
+import contextlib
+import difflib
+import os
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+_validating = os.environ.get("PPMA_VALIDATE", "") not in ("", "0")
+
+
+@contextlib.contextmanager
+def validation(enabled: bool = True) -> Iterator[None]:
+    """Check values as well as shapes: log-decays <= 0 and not NaN, finite q, k, v and x.
+
+    Each check costs a pass over the data, so they run only inside this context or with `PPMA_VALIDATE=1` in the
+    environment (and never in compiled code). The switch holds for the whole process.
+
+    Example:
+        >>> import torch, ppma
+        >>> with ppma.validation():
+        ...     ppma.polyline_mask(torch.ones(2, 2), torch.zeros(2, 2))
+        Traceback (most recent call last):
+        ...
+        ValueError: log_alpha: expected values <= 0 (logarithms of decays in [0, 1]), got a largest value of 1
+    """
+    global _validating
+    before, _validating = _validating, enabled
+    try:
+        yield
+    finally:
+        _validating = before
+
+
+def validating() -> bool:
+    """Whether values are checked now."""
+    return _validating and not torch.compiler.is_compiling()
+
+
+def one_of(name: str, value: object, valid: Collection[str]) -> None:
+    """`value` must be one of the words in `valid`."""
+    if isinstance(value, str) and value in valid:
+        return
+    near = difflib.get_close_matches(str(value).lower(), list(valid), n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{name}: expected one of {', '.join(map(repr, valid))}, got {value!r}{hint}")
+
+
+def scale(value: object) -> None:
+    """An attention scale is a number or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"scale: expected a number or None, got {type(value).__name__}")
+
+
+def _tensor(name: str, value: object, shape: str) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name}: expected a tensor of shape {shape}, got {type(value).__name__}")
+
+
+def _floating(name: str, value: Tensor) -> None:
+    if not value.dtype.is_floating_point:
+        raise ValueError(f"{name}: expected a floating-point tensor, got {value.dtype}")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def decay_sequence(log_decays: object) -> dict[str, Tensor]:
+    """Name the log-decays of an n-D call, which must be a non-empty sequence of tensors."""
+    if isinstance(log_decays, Tensor) or not isinstance(log_decays, Sequence) or len(log_decays) == 0:
+        came = "a tensor" if isinstance(log_decays, Tensor) else repr(type(log_decays).__name__)
+        raise ValueError(
+            f"log_decays: expected a sequence with one tensor for each grid axis, got {came}"
+            if not isinstance(log_decays, Sequence)
+            else "log_decays: expected at least one tensor, got an empty sequence"
+        )
+    return {f"log_decays[{axis}]": decay for axis, decay in enumerate(log_decays)}
+
+
+def log_decays(named: dict[str, Tensor], axes: int) -> list[Tensor]:
+    """Log-decays must be float32 or float64 and share grid, dtype and device; their batch axes are broadcast."""
+    shape = "(..., H, W)" if axes == 2 else f"(..., {axes} grid axes)"
+    first_name, first = next(iter(named.items()))
+    for name, decay in named.items():
+        _tensor(name, decay, shape)
+        if decay.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{name}: expected log-decays in float32 or float64 (they are sums of logarithms; half precision "
+                f"would lose them), got {decay.dtype}"
+            )
+        if decay.ndim < axes:
+            raise ValueError(f"{name}: expected shape {shape}, got {_shape(decay)}")
+        if any(extent == 0 for extent in decay.shape[-axes:]):
+            raise ValueError(f"{name}: expected a grid with at least one token, got shape {_shape(decay)}")
+        if decay.shape[-axes:] != first.shape[-axes:]:
+            raise ValueError(
+                f"{name}: expected the grid {tuple(first.shape[-axes:])} of {first_name}, got shape {_shape(decay)}"
+            )
+        if decay.dtype != first.dtype:
+            raise ValueError(f"{name}: expected {first.dtype} like {first_name}, got {decay.dtype}")
+        same_device(name, decay, first_name, first)
+        if validating():
+            largest = decay.max()
+            if torch.isnan(largest):
+                raise ValueError(f"{name}: expected values <= 0, got NaN")
+            if largest > 0:
+                raise ValueError(
+                    f"{name}: expected values <= 0 (logarithms of decays in [0, 1]), "
+                    f"got a largest value of {largest.item():g}"
+                )
+    batch = broadcast_batch({name: decay.shape[:-axes] for name, decay in named.items()})
+    return [decay.expand(*batch, *decay.shape[-axes:]) for decay in named.values()]
+
+
+def same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Both tensors must lie on one device."""
+    if tensor.device != other.device:
+        raise ValueError(f"{name}: expected device {other.device} like {other_name}, got {tensor.device}")
+
+
+def values(name: str, tensor: object, grid: Sequence[int], like: tuple[str, Tensor] | None = None) -> None:
+    """q, k, v or x: a floating-point tensor (..., *grid, channels), with dtype and device of `like`."""
+    _tensor(name, tensor, "(..., *grid, channels)")
+    assert isinstance(tensor, Tensor)
+    _floating(name, tensor)
+    if tensor.ndim < len(grid) + 1 or tuple(tensor.shape[-1 - len(grid) : -1]) != tuple(grid):
+        expected = f"(..., {', '.join(map(str, grid))}, channels)"
+        raise ValueError(f"{name}: expected shape {expected} on the grid of the log-decays, got {_shape(tensor)}")
+    if tensor.shape[-1] == 0:
+        raise ValueError(f"{name}: expected at least one channel, got shape {_shape(tensor)}")
+    if like is not None:
+        same_device(name, tensor, *like)
+        if like[1].dtype != tensor.dtype:
+            raise ValueError(f"{name}: expected {like[1].dtype} like {like[0]}, got {tensor.dtype}")
+    if validating() and not torch.isfinite(tensor).all():
+        raise ValueError(f"{name}: expected finite values, got NaN or infinity")
+
+
+def same_channels(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """The last axes must agree."""
+    if tensor.shape[-1] != other.shape[-1]:
+        raise ValueError(
+            f"{name}: expected {other.shape[-1]} channels like {other_name}, got shape {_shape(tensor)}"
+        )
+
+
+def broadcast_batch(shapes: dict[str, Sequence[int]]) -> tuple[int, ...]:
+    """The common batch axes, by the usual broadcasting rules."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes.values()))
+    except RuntimeError:
+        came = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(f"batch axes: expected shapes that broadcast, got {came}") from None

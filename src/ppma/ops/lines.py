@@ -1,0 +1,75 @@
+"""One grid line at a time: log-decays to decay matrices, and their gradient back to log-decays.
+
+A line of n tokens has n log-decays, one for the edge before each token; the first lies outside the line.
+Its decay matrix is ``D[j, l] = product of decay[m], m = min(j, l)+1 .. max(j, l)``, symmetric with diagonal 1.
+"""
+
+import torch
+from torch import Tensor
+
+# exp of anything below is 0 in every floating-point type. Such an edge is a cut: it is counted, not summed,
+# because adding it to a running sum would drown the ordinary decays that follow it.
+CUT_BELOW = -1e4
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The type in which potentials are accumulated: float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def log_decay_matrix(log_decay: Tensor, dim: int = -1) -> Tensor:
+    """Logarithm of the decay matrix of every line along `dim`.
+
+    Entries are differences of potentials taken in float64, so neither long lines nor decays of 0 lose accuracy.
+    The sign of a difference comes from the positions and not from `abs`, whose gradient is wrong at ties
+    (decay 1). Differentiable by autograd.
+
+    Args:
+        log_decay: (..., n, ...) with the line along `dim`; the first entry of each line is never read.
+        dim: the axis of the line.
+
+    Returns:
+        (..., n, n, ...): `dim` is replaced by the query and the key position, in `wide_dtype`.
+    """
+    line = log_decay.movedim(dim, -1)
+    n = line.shape[-1]
+    position = torch.arange(n, device=line.device)
+    edges = line.to(wide_dtype(line.device)).masked_fill(position == 0, 0.0)
+    cut = edges < CUT_BELOW
+    potential = edges.masked_fill(cut, 0.0).cumsum(-1)
+    cuts_before = cut.cumsum(-1)
+
+    sign = torch.sign(position[:, None] - position[None, :]).to(potential.dtype)
+    log_matrix = (potential[..., :, None] - potential[..., None, :]) * sign
+    log_matrix = log_matrix.masked_fill(cuts_before[..., :, None] != cuts_before[..., None, :], -torch.inf)
+    dim = dim % log_decay.ndim
+    return log_matrix.movedim((-2, -1), (dim, dim + 1))
+
+
+def log_decay_gradient(grad_log_matrix: Tensor) -> Tensor:
+    """Gradient of the log-decays from the gradient of `log_decay_matrix` along the last axis.
+
+    Edge m lies between j and l exactly if min(j, l) < m <= max(j, l); summing those pairs is a reverse
+    cumulative sum of what each token's potential receives.
+
+    Args:
+        grad_log_matrix: (..., n, n).
+
+    Returns:
+        (..., n), with a zero for the edge outside the line.
+    """
+    wide = wide_dtype(grad_log_matrix.device)
+    below = grad_log_matrix.tril(-1)
+    above = grad_log_matrix.triu(1)
+    potential = below.sum(-1, dtype=wide) - below.sum(-2, dtype=wide)
+    potential += above.sum(-2, dtype=wide) - above.sum(-1, dtype=wide)
+    log_decay = potential.flip(-1).cumsum(-1).flip(-1)
+    log_decay[..., 0] = 0.0
+    return log_decay
+
+
+def log_sum(a: Tensor, b: Tensor) -> Tensor:
+    """log(exp(a) + exp(b)), with gradient 0 instead of NaN where both are -inf."""
+    nothing = torch.maximum(a, b) == -torch.inf
+    total = torch.logaddexp(a.masked_fill(nothing, 0.0), b.masked_fill(nothing, 0.0))
+    return total.masked_fill(nothing, -torch.inf)
