@@ -142,9 +142,7 @@ def values(name: str, tensor: object, grid: Sequence[int], like: tuple[str, Tens
 def same_channels(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """The last axes must agree."""
     if tensor.shape[-1] != other.shape[-1]:
-        raise ValueError(
-            f"{name}: expected {other.shape[-1]} channels like {other_name}, got shape {_shape(tensor)}"
-        )
+        raise ValueError(f"{name}: expected {other.shape[-1]} channels like {other_name}, got shape {_shape(tensor)}")
 
 
 def broadcast_batch(shapes: dict[str, Sequence[int]]) -> tuple[int, ...]:

@@ -65,9 +65,7 @@ def polyline_scan(
     return _scan(x, {"log_beta": log_beta, "log_alpha": log_alpha}, ND_PATHS[paths], backend)
 
 
-def polyline_scan_nd(
-    x: Tensor, log_decays: Sequence[Tensor], *, paths: str = "both", backend: str = "auto"
-) -> Tensor:
+def polyline_scan_nd(x: Tensor, log_decays: Sequence[Tensor], *, paths: str = "both", backend: str = "auto") -> Tensor:
     """The product of the n-dimensional polyline path mask with x: one scan along each grid axis, O(N).
 
     Args:
@@ -98,12 +96,12 @@ def _scan(x: Tensor, named: dict[str, Tensor], paths: str, backend: str) -> Tens
     grid = log_decays[0].shape[-axes:]
     checks.values("x", x, grid)
     checks.same_device("x", x, first, log_decays[0])
-    batch = checks.broadcast_batch(
-        {"x": x.shape[: -axes - 1], "the log-decays": log_decays[0].shape[:-axes]}
-    )
+    batch = checks.broadcast_batch({"x": x.shape[: -axes - 1], "the log-decays": log_decays[0].shape[:-axes]})
     if backend == "reference":
         return reference.polyline_scan_nd(
-            x.expand(*batch, *x.shape[-axes - 1 :]), [d.expand(*batch, *grid) for d in log_decays], paths=paths
+            x.expand(*batch, *x.shape[-axes - 1 :]),
+            [d.expand(*batch, *grid) for d in log_decays],
+            paths=paths,
         )
     canonical = [_canonical(decay, batch, axes) for decay in log_decays]
     return _restore(library.scan(_canonical(x, batch, axes + 1), canonical, paths, backend), batch)
@@ -324,7 +322,5 @@ def _attention_inputs(
     tensors = [*_autocast(*qkv), log_alpha, log_beta]
     kept = [3, 3, 3, 2, 2]
     if backend == "reference":
-        return [
-            t.expand(*batch, *t.shape[t.ndim - n :]) for t, n in zip(tensors, kept, strict=True)
-        ], batch
+        return [t.expand(*batch, *t.shape[t.ndim - n :]) for t, n in zip(tensors, kept, strict=True)], batch
     return [_canonical(t, batch, n) for t, n in zip(tensors, kept, strict=True)], batch

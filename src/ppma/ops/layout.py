@@ -5,8 +5,6 @@ come from one projection of (B, *grid, heads * d), where batch and heads cannot 
 outputs and gradients lie in memory as (B, *grid, heads, channels), so that merging the heads again is a view.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -33,6 +31,6 @@ def axis_orders(paths: str, axes: int) -> list[list[int]]:
     return {"forward": [forward], "reverse": [reverse], "both": [forward, reverse]}[paths]
 
 
-def split_paths(paths: str) -> Sequence[str]:
+def split_paths(paths: str) -> tuple[str, ...]:
     """The single paths of a 2D mask."""
     return ("v2h", "h2v") if paths == "2d" else (paths,)

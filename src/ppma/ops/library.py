@@ -24,9 +24,7 @@ def scan(x: Tensor, log_decays: list[Tensor], paths: str, backend: str) -> Tenso
 
 
 @torch.library.custom_op("ppma::scan_backward", mutates_args=())
-def scan_backward(
-    grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str, backend: str
-) -> list[Tensor]:
+def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str, backend: str) -> list[Tensor]:
     return resolve(backend, x.device, x.dtype).scan_backward(grad, x, log_decays, paths)
 
 
@@ -63,9 +61,7 @@ def attention_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     module = resolve(backend, q.device, q.dtype)
-    return module.attention_backward(
-        grad, q, k, v, log_alpha, log_beta, out, lse, first, combine, paths, scale
-    )
+    return module.attention_backward(grad, q, k, v, log_alpha, log_beta, out, lse, first, combine, paths, scale)
 
 
 @torch.library.custom_op("ppma::criss_cross", mutates_args=())
@@ -102,15 +98,20 @@ def criss_cross_backward(
 
 
 @torch.library.custom_op("ppma::linear", mutates_args=())
-def linear(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str, backend: str
-) -> Tensor:
+def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str, backend: str) -> Tensor:
     return resolve(backend, q.device, q.dtype).linear(q, k, v, log_alpha, log_beta, paths)
 
 
 @torch.library.custom_op("ppma::linear_backward", mutates_args=())
 def linear_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str, backend: str
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    paths: str,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return resolve(backend, q.device, q.dtype).linear_backward(grad, q, k, v, log_alpha, log_beta, paths)
 
@@ -237,6 +238,14 @@ def _vmap_rule(op: Callable[..., Any], batch_axes: tuple[int, ...] | None = None
     return rule
 
 
-for _op in (scan, scan_backward, attention_backward, criss_cross, criss_cross_backward, linear, linear_backward):
+for _op in (
+    scan,
+    scan_backward,
+    attention_backward,
+    criss_cross,
+    criss_cross_backward,
+    linear,
+    linear_backward,
+):
     _op.register_vmap(_vmap_rule(_op))
 attention.register_vmap(_vmap_rule(attention, batch_axes=(0, 1, 1)))

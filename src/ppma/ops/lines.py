@@ -17,31 +17,53 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def log_decay_matrix(log_decay: Tensor, dim: int = -1) -> Tensor:
-    """Logarithm of the decay matrix of every line along `dim`.
-
-    Entries are differences of potentials taken in float64, so neither long lines nor decays of 0 lose accuracy.
-    The sign of a difference comes from the positions and not from `abs`, whose gradient is wrong at ties
-    (decay 1). Differentiable by autograd.
+def potentials(line: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative log-decays along the last axis, and how many cuts (decays of 0) lie before each token.
 
     Args:
-        log_decay: (..., n, ...) with the line along `dim`; the first entry of each line is never read.
+        line: (..., n) log-decays; the first of each line lies outside it and is never read.
+
+    Returns:
+        The potential (..., n) in `wide_dtype`, cuts left out, and the number of cuts (..., n).
+    """
+    outside = torch.arange(line.shape[-1], device=line.device) == 0
+    edges = line.to(wide_dtype(line.device)).masked_fill(outside, 0.0)
+    cut = edges < CUT_BELOW
+    return edges.masked_fill(cut, 0.0).cumsum(-1), cut.cumsum(-1)
+
+
+def log_differences(potential: Tensor, cuts: Tensor, rank: Tensor) -> Tensor:
+    """Log mask between all pairs of the last axis: minus the distance of their potentials, -inf across a cut.
+
+    The sign of a difference comes from the rank of the tokens on the path and not from `abs`, whose gradient is wrong
+    at ties (decay 1). Differences are taken in float64, so neither long lines nor decays of 0 lose accuracy.
+
+    Args:
+        potential: (..., n).
+        cuts: (..., n).
+        rank: (..., n) position of each token on the path.
+
+    Returns:
+        (..., n, n).
+    """
+    sign = torch.sign(rank[..., :, None] - rank[..., None, :]).to(potential.dtype)
+    difference = (potential[..., :, None] - potential[..., None, :]) * sign
+    return difference.masked_fill(cuts[..., :, None] != cuts[..., None, :], -torch.inf)
+
+
+def log_decay_matrix(log_decay: Tensor, dim: int = -1) -> Tensor:
+    """Logarithm of the decay matrix of every line along `dim`. Differentiable by autograd.
+
+    Args:
+        log_decay: (..., n, ...) with the line along `dim`.
         dim: the axis of the line.
 
     Returns:
         (..., n, n, ...): `dim` is replaced by the query and the key position, in `wide_dtype`.
     """
     line = log_decay.movedim(dim, -1)
-    n = line.shape[-1]
-    position = torch.arange(n, device=line.device)
-    edges = line.to(wide_dtype(line.device)).masked_fill(position == 0, 0.0)
-    cut = edges < CUT_BELOW
-    potential = edges.masked_fill(cut, 0.0).cumsum(-1)
-    cuts_before = cut.cumsum(-1)
-
-    sign = torch.sign(position[:, None] - position[None, :]).to(potential.dtype)
-    log_matrix = (potential[..., :, None] - potential[..., None, :]) * sign
-    log_matrix = log_matrix.masked_fill(cuts_before[..., :, None] != cuts_before[..., None, :], -torch.inf)
+    rank = torch.arange(line.shape[-1], device=line.device)
+    log_matrix = log_differences(*potentials(line), rank)
     dim = dim % log_decay.ndim
     return log_matrix.movedim((-2, -1), (dim, dim + 1))
 

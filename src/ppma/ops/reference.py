@@ -19,9 +19,7 @@ def edges_between(decay: Tensor, a: int, b: int) -> Tensor:
     return decay[..., min(a, b) + 1 : max(a, b) + 1]
 
 
-def path_v2h(
-    row: Tensor, column: Tensor, query: tuple[int, int], key: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def path_v2h(row: Tensor, column: Tensor, query: tuple[int, int], key: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Eq. (3): the decays on the V2H path from the key, along its column, then along the query's row.
 
     Args:
@@ -37,9 +35,7 @@ def path_v2h(
     return edges_between(row[..., i, :], j, l), edges_between(column[..., :, l], i, k)
 
 
-def path_h2v(
-    row: Tensor, column: Tensor, query: tuple[int, int], key: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def path_h2v(row: Tensor, column: Tensor, query: tuple[int, int], key: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The decays on the H2V path: along the key's row, then along the query's column.
 
     The paper prints `alpha_{k,j:l} beta_{i:k,l}` here. Only `beta_{i:k,j}` makes H2V the transpose of V2H, which
@@ -120,9 +116,8 @@ def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: str = "both", log: 
         for axis in range(axes):
             line: list[int | slice] = list(position)
             line[axis] = slice(None)
-            walked.append(
-                edges_between(log_decays[axis][(Ellipsis, *line)], position[axis], query[axis])  # type: ignore[index]
-            )
+            along = log_decays[axis][(..., *line)]
+            walked.append(edges_between(along, position[axis], query[axis]))
             position[axis] = query[axis]
         return walked
 

@@ -61,13 +61,20 @@ class _LineMatrices:
             self.columns[heads, rows] += grad.sum(4).transpose(2, 3)
 
 
-def _fold(*tensors: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
+def _fold(*tensors: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Merge batch and heads."""
-    return [tensor.flatten(0, 1).to(dtype or tensor.dtype) for tensor in tensors]
+    return [tensor.flatten(0, 1).to(dtype) for tensor in tensors]
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    combine: str,
+    paths: str,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward.
 
@@ -94,7 +101,7 @@ def attention(
 
     H, W = q.shape[2:4]
     fq, fk, fv = _fold(q, k, v, dtype=dtype)
-    lines = _LineMatrices.of(*_fold(log_alpha, log_beta), log=logit, dtype=dtype)
+    lines = _LineMatrices.of(log_alpha.flatten(0, 1), log_beta.flatten(0, 1), log=logit, dtype=dtype)
     total = torch.empty(fv.shape, dtype=dtype, device=v.device)
     flat_lse, flat_first = lse.flatten(1, 2), first.flatten(1, 2)
     for heads, rows in _tiles(fq.shape[0], H, W):
@@ -145,7 +152,7 @@ def attention_backward(
     logit, path_list = combine == "logit", split_paths(paths)
     H, W = q.shape[2:4]
     fq, fk, fv, fgrad = _fold(q, k, v, grad, dtype=dtype)
-    lines = _LineMatrices.of(*_fold(log_alpha, log_beta), log=logit, dtype=dtype)
+    lines = _LineMatrices.of(log_alpha.flatten(0, 1), log_beta.flatten(0, 1), log=logit, dtype=dtype)
     grad_lines = _LineMatrices(torch.zeros_like(lines.rows), torch.zeros_like(lines.columns))
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (fq, fk, fv))
     flat_lse = lse.flatten(1, 2)
@@ -189,13 +196,12 @@ def attention_backward(
         grad_q[heads, rows] = (grad_scores @ keys).mul_(scale).unflatten(1, (-1, W))
         grad_k[heads] += (grad_scores.mT @ queries).mul_(scale).view(grad_k[heads].shape)
 
-    grads = [heads_last_empty(t, t.shape[-1]) for t in (q, k, v)]
-    for result, flat in zip(grads, (grad_q, grad_k, grad_v), strict=True):
-        result.copy_(flat.view(result.shape))
     grad_alpha = log_decay_gradient(grad_lines.rows)
     grad_beta = log_decay_gradient(grad_lines.columns.movedim(-1, 1)).mT  # (B, W, H) -> (B, H, W)
     return (
-        *grads,
+        heads_last_empty(q, q.shape[-1]).copy_(grad_q.view(q.shape)),
+        heads_last_empty(k, k.shape[-1]).copy_(grad_k.view(k.shape)),
+        heads_last_empty(v, v.shape[-1]).copy_(grad_v.view(v.shape)),
         grad_alpha.reshape(log_alpha.shape).to(log_alpha.dtype),
         grad_beta.reshape(log_beta.shape).to(log_beta.dtype).contiguous(),
     )

@@ -60,7 +60,14 @@ def _maps(
 
 
 def criss_cross(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    combine: str,
+    paths: str,
+    scale: float,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)

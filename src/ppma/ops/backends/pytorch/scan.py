@@ -38,9 +38,10 @@ def _line_scan(x: Tensor, decay: Tensor, axis: int) -> Tensor:
 
 
 def _line_scan_backward(grad: Tensor, x: Tensor, decay: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the log-decay: with both recurrences of x and of grad,
+    """Gradients of x and of the log-decay.
 
-    d decay[m] = f_x[m-1] r_grad[m] + f_grad[m-1] r_x[m], right at decays of 0 and 1.
+    With both recurrences of x and of grad, d decay[m] = f_x[m-1] r_grad[m] + f_grad[m-1] r_x[m]: right at decays of
+    0 and 1.
     """
     lines, grad_lines, decay_lines = _lines(x, axis), _lines(grad, axis), _lines(decay, axis)
     grad_forward = _accumulate(grad_lines, decay_lines, reverse=False)
@@ -56,7 +57,7 @@ def _line_scan_backward(grad: Tensor, x: Tensor, decay: Tensor, axis: int) -> tu
 
 
 def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
-    """x (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
+    """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     dtype = compute_dtype(x.dtype)
     decays = [log_decay.exp().to(dtype).unsqueeze(-1) for log_decay in log_decays]
     total: Tensor | None = None
@@ -86,8 +87,5 @@ def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str)
         grad_x += grad_y
     return [
         grad_x.to(x.dtype),
-        *(
-            g.squeeze(-1).to(log_decay.dtype)
-            for g, log_decay in zip(grad_decays, log_decays, strict=True)
-        ),
+        *(g.squeeze(-1).to(log_decay.dtype) for g, log_decay in zip(grad_decays, log_decays, strict=True)),
     ]
