@@ -20,12 +20,12 @@ def _contiguous_like(tensor: Tensor) -> Tensor:
 
 @torch.library.custom_op("ppma::scan", mutates_args=())
 def scan(x: Tensor, log_decays: list[Tensor], paths: str, backend: str) -> Tensor:
-    return resolve(backend, x.device, x.dtype).scan(x, log_decays, paths)
+    return resolve(backend, "scan", x.device, x.dtype).scan(x, log_decays, paths)
 
 
 @torch.library.custom_op("ppma::scan_backward", mutates_args=())
 def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str, backend: str) -> list[Tensor]:
-    return resolve(backend, x.device, x.dtype).scan_backward(grad, x, log_decays, paths)
+    return resolve(backend, "scan_backward", x.device, x.dtype).scan_backward(grad, x, log_decays, paths)
 
 
 @torch.library.custom_op("ppma::attention", mutates_args=())
@@ -40,7 +40,7 @@ def attention(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    module = resolve(backend, q.device, q.dtype)
+    module = resolve(backend, "attention", q.device, q.dtype)
     return module.attention(q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 
@@ -60,7 +60,7 @@ def attention_backward(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    module = resolve(backend, q.device, q.dtype)
+    module = resolve(backend, "attention_backward", q.device, q.dtype)
     return module.attention_backward(grad, q, k, v, log_alpha, log_beta, out, lse, first, combine, paths, scale)
 
 
@@ -76,7 +76,7 @@ def criss_cross(
     scale: float,
     backend: str,
 ) -> Tensor:
-    module = resolve(backend, q.device, q.dtype)
+    module = resolve(backend, "criss_cross", q.device, q.dtype)
     return module.criss_cross(q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 
@@ -93,13 +93,13 @@ def criss_cross_backward(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    module = resolve(backend, q.device, q.dtype)
+    module = resolve(backend, "criss_cross_backward", q.device, q.dtype)
     return module.criss_cross_backward(grad, q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 
 @torch.library.custom_op("ppma::linear", mutates_args=())
 def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str, backend: str) -> Tensor:
-    return resolve(backend, q.device, q.dtype).linear(q, k, v, log_alpha, log_beta, paths)
+    return resolve(backend, "linear", q.device, q.dtype).linear(q, k, v, log_alpha, log_beta, paths)
 
 
 @torch.library.custom_op("ppma::linear_backward", mutates_args=())
@@ -113,7 +113,9 @@ def linear_backward(
     paths: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return resolve(backend, q.device, q.dtype).linear_backward(grad, q, k, v, log_alpha, log_beta, paths)
+    return resolve(backend, "linear_backward", q.device, q.dtype).linear_backward(
+        grad, q, k, v, log_alpha, log_beta, paths
+    )
 
 
 @scan.register_fake

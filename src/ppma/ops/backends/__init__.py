@@ -1,8 +1,8 @@
 """Which implementation runs an operator.
 
 A backend is a module with the functions that `ppma.ops.library` calls (`scan`, `attention`, `criss_cross`, `linear`,
-each with its `_backward`) and `why_not(device, dtype)`, which says why it cannot serve such tensors, or None. It is
-imported when it is first asked for. Backends never import one another.
+each with its `_backward`; it may lack some) and `why_not(device, dtype)`, which says why it cannot serve such tensors,
+or None. It is imported when it is first asked for. Backends never import one another.
 """
 
 import importlib
@@ -29,27 +29,31 @@ class BackendUnavailableError(RuntimeError):
     """An explicitly chosen backend cannot run here."""
 
 
-def _why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def _why_not(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
     try:
         module = importlib.import_module(_MODULES[name])
     except ImportError as error:
         return f"it is not installed ({error})"
+    if not hasattr(module, operator):
+        return f"it has no {operator}"
     return module.why_not(device, dtype)
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> ModuleType:
-    """The backend module for tensors of this device and dtype.
+def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """The backend module that runs `operator` on tensors of this device and dtype.
 
     Raises:
         BackendUnavailableError: `name` is not "auto" and that backend cannot serve such tensors.
     """
     if name != "auto":
-        reason = _why_not(name, device, dtype)
+        reason = _why_not(name, operator, device, dtype)
         if reason is not None:
-            raise BackendUnavailableError(f"backend={name!r} cannot run {dtype} tensors on {device}: {reason}")
+            raise BackendUnavailableError(
+                f"backend={name!r} cannot run {operator} for {dtype} tensors on {device}: {reason}"
+            )
         return importlib.import_module(_MODULES[name])
     for candidate in _PREFERENCE.get(device.type, ("torch",)):
-        if _why_not(candidate, device, dtype) is None:
-            logger.debug("auto chose %s for %s on %s", candidate, dtype, device)
+        if _why_not(candidate, operator, device, dtype) is None:
+            logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
             return importlib.import_module(_MODULES[candidate])
-    raise BackendUnavailableError(f"no backend can run {dtype} tensors on {device}")
+    raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")

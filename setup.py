@@ -1,0 +1,86 @@
+"""Builds the native CPU kernels: C++17 with a plain C ABI, one shared library for each instruction set.
+
+The sources see neither torch nor Python, so they compile in seconds in any build environment, and one build serves
+every Python and every torch. Without a C++ compiler the package installs all the same and says that the native backend
+is not built.
+"""
+
+import os
+import platform
+import shlex
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+NATIVE = Path("src/ppma/ops/backends/native")
+SOURCES = sorted(str(path) for path in NATIVE.glob("csrc/*.cpp"))
+HEADERS = sorted(str(path) for path in NATIVE.glob("csrc/*.h"))
+
+# One library for each instead of one for all: the linker would merge equal inline functions of translation units
+# compiled for different instruction sets, and code for the newer one could run on a CPU that lacks it.
+INSTRUCTION_SETS = {"portable": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    INSTRUCTION_SETS["avx2"] = ["-mavx2", "-mfma"]
+    INSTRUCTION_SETS["avx512"] = ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma"]
+
+# Contraction to fused multiply-add is the only liberty taken. -ffast-math would make the linker add code that flushes
+# denormal numbers in the whole process.
+COMPILE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wall"]
+
+
+class BuildKernels(build_ext):
+    """Compiles and links with the C++ compiler itself: nothing here is a Python extension module."""
+
+    def get_ext_filename(self, fullname):
+        *package, name = fullname.split(".")
+        return os.path.join(*package, f"{name}.so")
+
+    def build_extension(self, ext):
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        flags = [*COMPILE, *INSTRUCTION_SETS[ext.name.rpartition("_")[2]]]
+        flags += shlex.split(os.environ.get("PPMA_NATIVE_FLAGS", ""))
+        target = Path(self.get_ext_fullpath(ext.name))
+        objects = Path(self.build_temp) / ext.name
+        for folder in (target.parent, objects):
+            folder.mkdir(parents=True, exist_ok=True)
+        for openmp in (["-fopenmp"], []):  # without OpenMP the kernels run on one thread
+            try:
+                self._build(compiler, [*flags, *openmp], objects, target)
+                return
+            except (OSError, subprocess.CalledProcessError) as error:
+                failure = error
+        self.warn(f"the native kernels were not built for {ext.name}: {failure}")
+
+    def _build(self, compiler, flags, objects, target):
+        pairs = [(source, str(objects / f"{Path(source).stem}.o")) for source in SOURCES]
+
+        def compile_source(pair):
+            self.spawn_visibly([*compiler, *flags, "-c", pair[0], "-o", pair[1]])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_source, pairs))
+        self.spawn_visibly([*compiler, *flags, "-shared", *(pair[1] for pair in pairs), "-o", str(target)])
+
+    def spawn_visibly(self, command):
+        self.announce(shlex.join(command), level=2)
+        subprocess.run(command, check=True)
+
+
+class PlatformWheel(bdist_wheel):
+    """The libraries depend on the platform and on no Python ABI."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(f"ppma.ops.backends.native.libppma_{name}", SOURCES, depends=HEADERS, optional=True)
+        for name in INSTRUCTION_SETS
+    ],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,16 @@
+"""The native backend: fused C++ kernels for CPU tensors in float32, in a plain shared library called through ctypes."""
+
+import torch
+
+from ppma.ops.backends.native import library
+
+__all__ = ["why_not"]
+
+
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """It serves float32 on the CPU, where the library was built."""
+    if device.type != "cpu":
+        return "the native kernels run on the CPU"
+    if dtype != torch.float32:
+        return "the native kernels compute in float32"
+    return library.why_not()

@@ -1,0 +1,35 @@
+// What the library says about itself, and its exponentials for the tests of their error bounds.
+#include "parallel.h"
+#include "simd.h"
+#include "view.h"
+
+using namespace ppma;
+
+namespace {
+
+template <class Function>
+int map(const float* x, float* y, int64_t count, Function function) {
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) store(y + at, function(load(x + at)));
+  int rest = static_cast<int>(count - at);
+  if (rest > 0) store_part(y + at, function(load_part(x + at, rest)), rest);
+  return 0;
+}
+
+}  // namespace
+
+PPMA_EXPORT int ppma_exp(const float* x, float* y, int64_t count) {
+  return map(x, y, count, [](Vec v) { return ppma::exp(v); });
+}
+
+PPMA_EXPORT int ppma_exp2(const float* x, float* y, int64_t count) {
+  return map(x, y, count, [](Vec v) { return ppma::exp2(v); });
+}
+
+// How many threads a parallel region really gets.
+PPMA_EXPORT int ppma_team_size(int threads, int32_t* size) {
+  together(threads, [&](Team team) {
+    if (team.rank == 0) *size = team.size;
+  });
+  return 0;
+}
