@@ -14,18 +14,25 @@ from ppma.ops.backends import resolve
 from ppma.ops.layout import compute_dtype, heads_last_empty, split_paths
 
 
+def _run(backend: str, operator: str, values: Tensor, *args: Any) -> Any:
+    """Call the backend's function. Autocast ends here: what is computed in float32 inside must stay float32."""
+    function = getattr(resolve(backend, operator, values.device, values.dtype), operator)
+    with torch.autocast(values.device.type, enabled=False):
+        return function(*args)
+
+
 def _contiguous_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 @torch.library.custom_op("ppma::scan", mutates_args=())
 def scan(x: Tensor, log_decays: list[Tensor], paths: str, backend: str) -> Tensor:
-    return resolve(backend, "scan", x.device, x.dtype).scan(x, log_decays, paths)
+    return _run(backend, "scan", x, x, log_decays, paths)
 
 
 @torch.library.custom_op("ppma::scan_backward", mutates_args=())
 def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str, backend: str) -> list[Tensor]:
-    return resolve(backend, "scan_backward", x.device, x.dtype).scan_backward(grad, x, log_decays, paths)
+    return _run(backend, "scan_backward", x, grad, x, log_decays, paths)
 
 
 @torch.library.custom_op("ppma::attention", mutates_args=())
@@ -40,8 +47,7 @@ def attention(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    module = resolve(backend, "attention", q.device, q.dtype)
-    return module.attention(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    return _run(backend, "attention", q, q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 
 @torch.library.custom_op("ppma::attention_backward", mutates_args=())
@@ -60,8 +66,9 @@ def attention_backward(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    module = resolve(backend, "attention_backward", q.device, q.dtype)
-    return module.attention_backward(grad, q, k, v, log_alpha, log_beta, out, lse, first, combine, paths, scale)
+    return _run(
+        backend, "attention_backward", q, grad, q, k, v, log_alpha, log_beta, out, lse, first, combine, paths, scale
+    )
 
 
 @torch.library.custom_op("ppma::criss_cross", mutates_args=())
@@ -76,8 +83,7 @@ def criss_cross(
     scale: float,
     backend: str,
 ) -> Tensor:
-    module = resolve(backend, "criss_cross", q.device, q.dtype)
-    return module.criss_cross(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    return _run(backend, "criss_cross", q, q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 
 @torch.library.custom_op("ppma::criss_cross_backward", mutates_args=())
@@ -93,13 +99,12 @@ def criss_cross_backward(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    module = resolve(backend, "criss_cross_backward", q.device, q.dtype)
-    return module.criss_cross_backward(grad, q, k, v, log_alpha, log_beta, combine, paths, scale)
+    return _run(backend, "criss_cross_backward", q, grad, q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 
 @torch.library.custom_op("ppma::linear", mutates_args=())
 def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str, backend: str) -> Tensor:
-    return resolve(backend, "linear", q.device, q.dtype).linear(q, k, v, log_alpha, log_beta, paths)
+    return _run(backend, "linear", q, q, k, v, log_alpha, log_beta, paths)
 
 
 @torch.library.custom_op("ppma::linear_backward", mutates_args=())
@@ -113,9 +118,7 @@ def linear_backward(
     paths: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return resolve(backend, "linear_backward", q.device, q.dtype).linear_backward(
-        grad, q, k, v, log_alpha, log_beta, paths
-    )
+    return _run(backend, "linear_backward", q, grad, q, k, v, log_alpha, log_beta, paths)
 
 
 @scan.register_fake

@@ -7,6 +7,7 @@ paper's equations; indices are 0-based.
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,10 +115,8 @@ def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: str = "both", log: 
     def edges(key: tuple[int, ...], query: tuple[int, ...]) -> list[Tensor]:
         position, walked = list(key), []
         for axis in range(axes):
-            line: list[int | slice] = list(position)
-            line[axis] = slice(None)
-            along = log_decays[axis][(..., *line)]
-            walked.append(edges_between(along, position[axis], query[axis]))
+            line: tuple[Any, ...] = (..., *position[:axis], slice(None), *position[axis + 1 :])
+            walked.append(edges_between(log_decays[axis][line], position[axis], query[axis]))
             position[axis] = query[axis]
         return walked
 

@@ -1,0 +1,141 @@
+"""A wrong argument gets a ValueError that names it, what was expected and what came."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ppma
+
+GOOD = {
+    "q": torch.randn(2, 3, 4, 8),
+    "k": torch.randn(2, 3, 4, 8),
+    "v": torch.randn(2, 3, 4, 5),
+    "log_alpha": -torch.rand(2, 3, 4),
+    "log_beta": -torch.rand(2, 3, 4),
+}
+
+
+def attention(**changes):
+    return ppma.polyline_attention(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": [1.0]}, r"q: expected a tensor of shape \(\.\.\., \*grid, channels\), got list"),
+        ({"q": torch.ones(2, 3, 4, 8, dtype=torch.int64)}, r"q: expected a floating-point tensor, got torch.int64"),
+        ({"q": torch.randn(2, 4, 3, 8)}, r"q: expected shape \(\.\.\., 3, 4, channels\).*got \(2, 4, 3, 8\)"),
+        ({"k": torch.randn(2, 3, 4, 7)}, r"k: expected 8 channels like q, got shape \(2, 3, 4, 7\)"),
+        ({"k": torch.randn(2, 3, 4, 8).double()}, r"k: expected torch.float32 like q, got torch.float64"),
+        ({"v": torch.randn(2, 3, 4, 0)}, r"v: expected at least one channel, got shape \(2, 3, 4, 0\)"),
+        ({"v": torch.randn(5, 3, 4, 5)}, r"batch axes: expected shapes that broadcast, got .*v \(5,\)"),
+        ({"v": torch.randn(2, 3, 4, 5, device="meta")}, r"v: expected device cpu like q, got meta"),
+        ({"log_alpha": None}, r"log_alpha: expected a tensor of shape \(\.\.\., H, W\), got NoneType"),
+        ({"log_alpha": torch.rand(2, 3, 4).half()}, r"log_alpha: expected log-decays in float32 or float64"),
+        ({"log_alpha": torch.zeros(4)}, r"log_alpha: expected shape \(\.\.\., H, W\), got \(4,\)"),
+        (
+            {"log_beta": torch.zeros(2, 4, 4)},
+            r"log_beta: expected the grid \(3, 4\) of log_alpha, got shape \(2, 4, 4\)",
+        ),
+        ({"log_beta": torch.zeros(2, 3, 4).double()}, r"log_beta: expected torch.float32 like log_alpha"),
+        ({"log_alpha": torch.zeros(2, 0, 4)}, r"log_alpha: expected a grid with at least one token"),
+        ({"paths": "vh"}, r"paths: expected one of 'v2h', 'h2v', '2d', got 'vh'; did you mean 'v2h'\?"),
+        (
+            {"combine": "hadamar"},
+            r"combine: expected one of 'hadamard', 'logit', got 'hadamar'; did you mean 'hadamard'\?",
+        ),
+        ({"backend": "trition"}, r"backend: expected one of .*; did you mean 'triton'\?"),
+        ({"scale": "big"}, r"scale: expected a number or None, got str"),
+    ],
+)
+def test_wrong_arguments_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        attention(**changes)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ppma.polyline_mask(torch.zeros(2, 2), torch.zeros(2, 2), paths="both"), r"paths: expected one of"),
+        (lambda: ppma.polyline_mask_nd([]), r"log_decays: expected at least one tensor"),
+        (lambda: ppma.polyline_mask_nd(torch.zeros(2, 2)), r"log_decays: expected a sequence .* got a tensor"),
+        (lambda: ppma.polyline_mask_nd([torch.zeros(3, 3), 1.0]), r"log_decays\[1\]: expected a tensor"),
+        (
+            lambda: ppma.polyline_mask_nd([torch.zeros(3), torch.zeros(3)]),
+            r"log_decays\[0\]: expected shape .* got \(3,\)",
+        ),
+        (
+            lambda: ppma.polyline_scan_nd(torch.zeros(3, 1), [torch.zeros(4)]),
+            r"x: expected shape \(\.\.\., 4, channels\)",
+        ),
+        (
+            lambda: ppma.polyline_scan(torch.zeros(2, 2, dtype=torch.int32), *torch.zeros(2, 2, 2)),
+            r"x: expected a floating",
+        ),
+        (lambda: ppma.decomposed_attention(1, 2, 3, *torch.zeros(2, 2, 2)), r"s1: expected a tensor"),
+    ],
+)
+def test_other_functions_name_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_backend_that_cannot_run_says_why():
+    with pytest.raises(ppma.BackendUnavailableError, match=r"backend='triton' cannot run attention for .* on cpu: "):
+        attention(backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"log_alpha": torch.full((2, 3, 4), 0.5)}, r"log_alpha: expected values <= 0 .* got a largest value of 0.5"),
+        ({"log_beta": torch.full((2, 3, 4), torch.nan)}, r"log_beta: expected values <= 0, got NaN"),
+        ({"v": torch.full((2, 3, 4, 5), torch.inf)}, r"v: expected finite values"),
+    ],
+)
+def test_values_are_checked_only_on_request(changes, message):
+    attention(**changes)
+    with ppma.validation(), pytest.raises(ValueError, match=message):
+        attention(**changes)
+    attention(**changes)
+
+
+def test_validation_accepts_decays_of_0_and_1():
+    with ppma.validation():
+        attention(log_alpha=torch.zeros(2, 3, 4), log_beta=torch.full((2, 3, 4), -torch.inf))
+
+
+def test_validation_by_environment():
+    code = "import torch, ppma; ppma.polyline_mask(torch.ones(2, 2), torch.ones(2, 2))"
+    for value, fails in (("1", True), ("0", False)):
+        run = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PPMA_VALIDATE": value}, capture_output=True, text=True
+        )
+        assert (run.returncode != 0) is fails
+        assert ("log_beta: expected values <= 0" in run.stderr) is fails
+
+
+def test_batch_axes_broadcast():
+    shared = -torch.rand(3, 4)
+    out = attention(log_alpha=shared, log_beta=shared)
+    torch.testing.assert_close(out, attention(log_alpha=shared.expand(2, 3, 4), log_beta=shared.expand(2, 3, 4)))
+    many = {name: tensor.expand(2, 1, 3, *tensor.shape) for name, tensor in GOOD.items()}
+    torch.testing.assert_close(attention(**many)[1, 0, 2], attention())
+
+
+def test_import_needs_torch_and_timm_only():
+    """Heavy packages load when they are used."""
+    heavy = "{'triton', 'transformers', 'matplotlib', 'gradio', 'onnx', 'onnxruntime', 'tensorboard'}"
+    ours, theirs = (
+        subprocess.run(
+            [sys.executable, "-c", f"import sys, torch, timm{module}; print(sorted({heavy} & set(sys.modules)))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for module in (", ppma", "")
+    )
+    assert ours == theirs
