@@ -1,0 +1,1 @@
+"""Looking at masks and attention."""
