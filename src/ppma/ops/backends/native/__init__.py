@@ -3,8 +3,9 @@
 import torch
 
 from ppma.ops.backends.native import library
+from ppma.ops.backends.native.depthwise import depthwise_add, depthwise_add_backward
 
-__all__ = ["why_not"]
+__all__ = ["depthwise_add", "depthwise_add_backward", "why_not"]
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -1,0 +1,106 @@
+"""The native depthwise convolution against the plain composition in float64."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ppma.ops import backends, local
+from ppma.ops.backends.native import library
+from ppma.testing import assert_accurate, outputs_and_gradients
+
+pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=f"{library.why_not()}")
+
+
+def composition(x, weight, bias, base=None, *, gelu=False):
+    values = F.gelu(x) if gelu else x
+    out = F.conv2d(values.movedim(-1, 1), weight, bias, padding=weight.shape[-1] // 2, groups=weight.shape[0])
+    return out.movedim(1, -1) + (values if base is None else base)
+
+
+def inputs(shape, kernel, with_base=True):
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(shape, generator=generator)
+    weight = torch.randn(shape[-1], 1, kernel, kernel, generator=generator)
+    bias = torch.randn(shape[-1], generator=generator)
+    return [x, weight, bias, *([torch.randn(shape, generator=generator)] if with_base else [])]
+
+
+def roundings(shape, kernel):
+    """A tap's gradient sums all tokens; an output its taps; GELU and its slope some 20 operations."""
+    return shape[0] * shape[1] * shape[2] + kernel * kernel + 32
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("shape", [(2, 5, 6, 32), (1, 1, 9, 16), (3, 7, 1, 5), (1, 1, 1, 1), (2, 9, 4, 80)], ids=str)
+def test_depthwise_is_accurate(shape, kernel, with_base, gelu):
+    assert local.native_serves(torch.zeros(1), "depthwise_add")
+    fast, exact = (functools.partial(f, gelu=gelu) for f in (local.depthwise_add, composition))
+    assert_accurate(fast, exact, inputs(shape, kernel, with_base), roundings(shape, kernel))
+
+
+@pytest.mark.parametrize("isa", library.INSTRUCTION_SETS)
+def test_every_instruction_set(isa, monkeypatch):
+    if isa not in library.INSTRUCTION_SETS[library.INSTRUCTION_SETS.index(library.isa()) :]:
+        pytest.skip(f"this CPU has no {isa}")
+    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    shape = (2, 6, 7, 40)
+    fast, exact = (functools.partial(f, gelu=True) for f in (local.depthwise_add, composition))
+    assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))
+
+
+def test_a_slice_of_a_packed_projection_is_read_in_place():
+    packed = torch.randn(2, 5, 6, 96)
+    x = packed[..., 64:].requires_grad_()
+    weight = torch.randn(32, 1, 5, 5)
+    torch.testing.assert_close(local.depthwise_add(x, weight, None), composition(x, weight, None))
+    transposed = torch.randn(2, 32, 5, 6).movedim(1, -1)
+    torch.testing.assert_close(local.depthwise_add(transposed, weight, None), composition(transposed, weight, None))
+
+
+def test_threads_do_not_change_the_bits():
+    for shape in [(1, 20, 9, 32), (8, 6, 5, 64)]:
+        results = []
+        before = torch.get_num_threads()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(outputs_and_gradients(functools.partial(local.depthwise_add, gelu=True), inputs(shape, 3)))
+        torch.set_num_threads(before)
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+
+def test_gelu_keeps_its_digits():
+    """Within 3e-7 max(1, |x|) of float64 everywhere, seen through a convolution that does nothing."""
+    x = torch.linspace(-12, 12, 100_000).view(1, 1, -1, 1)
+    zero = torch.zeros(1, 1, 3, 3)
+    exact = F.gelu(x.double())
+    error = (local.depthwise_add(x, zero, None, gelu=True).double() - exact).abs()
+    assert (error / x.abs().clamp_min(1)).max() < 3e-7
+    tail = (x < -1) & (x > -4)
+    assert (error[tail] / exact[tail].abs()).max() < 2e-6
+
+
+def test_opcheck():
+    x, weight, bias, base = (t.requires_grad_() for t in inputs((2, 4, 5, 8), 3))
+    for gelu in (False, True):
+        torch.library.opcheck(torch.ops.ppma.depthwise_add.default, (x, weight, bias, base, gelu))
+        torch.library.opcheck(torch.ops.ppma.depthwise_add.default, (x, weight, None, None, gelu))
+
+
+def test_graph_capture_uses_the_composition(monkeypatch):
+    """A captured graph must not depend on a library that its reader may lack."""
+    x, weight, bias, base = inputs((1, 4, 5, 8), 3)
+
+    class Local(torch.nn.Module):
+        def forward(self, x):
+            return local.depthwise_add(x, weight, bias, base)
+
+    graph = torch.export.export(Local(), (x,)).graph
+    assert not any("ppma" in str(node.target) for node in graph.nodes)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not local.native_serves(x, "depthwise_add")
+    assert backends.resolve("auto", "scan", x.device, x.dtype)
