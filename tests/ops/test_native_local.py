@@ -1,4 +1,4 @@
-"""The native depthwise convolution against the plain composition in float64."""
+"""The native depthwise convolution and rotary split against the plain composition in float64."""
 
 import functools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ppma.ops import backends, local
+from ppma.ops import backends, local, rotary
 from ppma.ops.backends.native import library
 from ppma.testing import assert_accurate, outputs_and_gradients
 
@@ -104,3 +104,30 @@ def test_graph_capture_uses_the_composition(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         assert not local.native_serves(x, "depthwise_add")
     assert backends.resolve("auto", "scan", x.device, x.dtype)
+
+
+@pytest.mark.parametrize(("heads", "d"), [(2, 16), (3, 10), (1, 2), (4, 32)])
+def test_rotary_split_is_accurate(heads, d):
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randn(2, 5, 3 * heads * d, generator=generator)
+    angle = 10 * torch.rand(5, d // 2, generator=generator, dtype=torch.float64)
+    cos, sin = angle.cos().float(), angle.sin().float()
+
+    def split(packed):
+        assert local.native_serves(packed, "rotate") is (packed.dtype == torch.float32)
+        q, k, v = rotary.rotary_split(packed, heads, cos.to(packed), sin.to(packed))
+        return torch.cat([q, 2 * k, 3 * v], -1)
+
+    assert_accurate(split, split, [packed], roundings=4)
+
+
+def test_rotary_split_turns_pairs():
+    """In complex numbers: (x[2m] + i x[2m+1]) times exp(i angle)."""
+    packed = torch.randn(1, 4, 3 * 8)
+    angle = torch.rand(4, 2)
+    q, k, v = rotary.rotary_split(packed, 2, angle.cos(), angle.sin())
+    for turned, given in zip((q, k), packed.unflatten(-1, (3, 2, 4)).unbind(2), strict=False):
+        pairs = torch.view_as_complex(given.unflatten(-1, (2, 2)).contiguous())
+        expected = torch.view_as_real(pairs * torch.polar(torch.ones(4, 1, 2), angle[:, None])).flatten(-2)
+        torch.testing.assert_close(turned, expected)
+    assert v.data_ptr() == packed[..., 16:].data_ptr()

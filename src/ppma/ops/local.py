@@ -54,7 +54,8 @@ _depthwise_add.register_autograd(_gradient, setup_context=_setup)
 
 def native_serves(x: Tensor, operator: str) -> bool:
     """Whether the native kernel for `operator` runs for x: eager, float32, on the CPU, and built."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled(x.device.type):
+    captured = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    if captured or torch.is_autocast_enabled(x.device.type):
         return False
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False
