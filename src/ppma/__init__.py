@@ -1,5 +1,6 @@
 """Polyline path masked attention: structured 2D masks for attention, exact and fast."""
 
+from ppma.models import CheckpointError, load_checkpoint, save_checkpoint
 from ppma.ops import (
     BackendUnavailableError,
     criss_cross_attention,
@@ -17,14 +18,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendUnavailableError",
+    "CheckpointError",
     "__version__",
     "criss_cross_attention",
     "decomposed_attention",
     "linear_attention",
+    "load_checkpoint",
     "polyline_attention",
     "polyline_mask",
     "polyline_mask_nd",
     "polyline_scan",
     "polyline_scan_nd",
+    "save_checkpoint",
     "validation",
 ]

@@ -1,0 +1,22 @@
+"""What the backbones are built of, usable in other models: decay heads, attention modules, block, stem."""
+
+from ppma.layers.attention import PolylineAttention
+from ppma.layers.block import PolylineBlock
+from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay
+from ppma.layers.ffn import ConvFeedForward
+from ppma.layers.rope import rotary_table, rotate
+from ppma.layers.stem import Downsample, Stem
+
+__all__ = [
+    "DECAYS",
+    "ConvFeedForward",
+    "DecayHead",
+    "Downsample",
+    "PolylineAttention",
+    "PolylineBlock",
+    "ReluDecay",
+    "SoftplusDecay",
+    "Stem",
+    "rotary_table",
+    "rotate",
+]

@@ -1,0 +1,167 @@
+"""Masked attention as a module, for channel-last grids and for the token sequences of a plain ViT."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ppma import masks
+from ppma.layers.constants import cached_constant
+from ppma.layers.convolution import depthwise
+from ppma.layers.decay import DECAYS
+from ppma.layers.init import linear
+from ppma.layers.prefix import PrefixedMask
+from ppma.layers.rope import rotary_table, rotate
+from ppma.masks import StructuredMask
+from ppma.ops import checks
+
+ATTENTION_KINDS = ("full", "criss_cross")
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """How mask and softmax are combined, and how decays are parametrised."""
+
+    combine: str
+    decay: str
+
+
+FORMULATIONS = {
+    "paper": Formulation(combine="hadamard", decay="relu"),
+    "release": Formulation(combine="logit", decay="softplus"),
+}
+
+
+@cached_constant
+def _fixed_log_decay(heads: int, span: float, device: torch.device) -> Tensor:
+    return masks.rmt_log_decay(heads, span).to(device)
+
+
+class PolylineAttention(nn.Module):
+    """Multi-head attention with a structured mask whose decays come from the tokens.
+
+    It takes (B, H, W, dim), or (B, N, dim) with `grid=(H, W)` and returns the same shape. A sequence may begin with
+    N - H*W prefix tokens (a class token, registers): they attend to every token and every token attends to them as if
+    no edge lay between, so each path gives them a mask of 1. Where two paths are summed ("2d" in the paper's
+    formulation) that makes 2, which is also what a token has for itself. Prefix tokens need the dense form of the mask,
+    O(N^2) memory; without them the fused operators run.
+
+    Args:
+        dim: channels, a multiple of heads.
+        heads: attention heads.
+        kind: "full", or "criss_cross" for attention within rows and within columns, O(N^1.5).
+        mask: "none", "rmt", "cross", "hilbert", "v2h", "2d" or "shared".
+        formulation: "paper" (mask after the softmax, ReLU decays) or "release" (mask inside, softplus decays).
+        rope: turn q and k by the token's position.
+        local_kernel: size of a depthwise convolution of v that is added to the result, 0 for none.
+        fixed_decay_span: how far the fixed decays of the "rmt" mask spread over the heads.
+        backend: which implementation runs the operator.
+
+    Example:
+        >>> import torch
+        >>> from ppma.layers import PolylineAttention
+        >>> attention = PolylineAttention(64, heads=4, kind="criss_cross")
+        >>> attention(torch.randn(2, 8, 6, 64)).shape
+        torch.Size([2, 8, 6, 64])
+        >>> attention = PolylineAttention(64, heads=4)
+        >>> attention(torch.randn(2, 1 + 8 * 6, 64), grid=(8, 6)).shape
+        torch.Size([2, 49, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kind: str = "full",
+        mask: str = "2d",
+        formulation: str = "paper",
+        rope: bool = False,
+        local_kernel: int = 0,
+        fixed_decay_span: float = 4.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        checks.one_of("kind", kind, ATTENTION_KINDS)
+        checks.one_of("mask", mask, masks.KINDS)
+        checks.one_of("formulation", formulation, FORMULATIONS)
+        if dim % heads or (rope and dim // heads % 2):
+            raise ValueError(
+                f"heads: expected a divisor of dim={dim}{' with an even quotient' if rope else ''}, got {heads}"
+            )
+        if local_kernel and local_kernel % 2 == 0:
+            raise ValueError(f"local_kernel: expected an odd number or 0, got {local_kernel}")
+        self.heads, self.head_dim = heads, dim // heads
+        self.kind, self.mask, self.formulation, self.rope = kind, mask, formulation, rope
+        self.fixed_decay_span, self.backend = fixed_decay_span, backend
+        learned, decay = masks.KINDS[mask].learned, DECAYS[FORMULATIONS[formulation].decay]
+        self.qkv = linear(dim, 3 * dim)
+        self.decay = decay(dim, heads, learned) if learned else None
+        self.local = depthwise(dim, local_kernel) if local_kernel else None
+        self.proj = linear(dim, dim)
+
+    def structured_mask(self, x: Tensor) -> StructuredMask:
+        """The mask for the tokens x (B, H, W, dim), the attention's own input."""
+        if self.decay is not None:
+            build = masks.KINDS[self.mask].build
+            assert build is not None
+            return build(*self.decay(x))
+        grid = (x.shape[1], x.shape[2])
+        if self.mask == "none":
+            return masks.none(grid, device=x.device)
+        return masks.rmt(_fixed_log_decay(self.heads, self.fixed_decay_span, x.device), grid)
+
+    def forward(
+        self, x: Tensor, grid: tuple[int, int] | None = None, rotary: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            x: (B, H, W, dim), or (B, prefix + H*W, dim) with `grid`.
+            grid: (H, W) of a token sequence.
+            rotary: the `rotary_table` of this grid, for callers that share it between modules.
+
+        Returns:
+            Like x.
+        """
+        tokens, (H, W), prefix = self._as_tokens(x, grid)
+        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, self.head_dim))
+        qk, values = qkv[:, :, :2], qkv[:, :, 2]
+        if self.rope:
+            cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
+            turned = rotate(qk[:, prefix:], cos[:, None, None], sin[:, None, None])
+            qk = torch.cat((qk[:, :prefix], turned), 1) if prefix else turned
+
+        mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)
+        if prefix:
+            mask, shape = PrefixedMask(mask, prefix), (1, tokens.shape[1])
+        q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (*qk.unbind(2), values))
+        attend = mask.attention if self.kind == "full" else mask.criss_cross
+        out = attend(q, k, v, combine=FORMULATIONS[self.formulation].combine, backend=self.backend)
+
+        out = out.movedim(1, -2).flatten(1, 2).flatten(-2)  # (B, tokens, dim)
+        if self.local is not None:
+            local = self.local(values[:, prefix:].flatten(-2).unflatten(1, (H, W))).flatten(1, 2)
+            out = out + (F.pad(local, (0, 0, prefix, 0)) if prefix else local)
+        return self.proj(out).reshape(x.shape)
+
+    def _as_tokens(self, x: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, tuple[int, int], int]:
+        """The tokens (B, N, dim), their grid, and how many stand before it."""
+        dim = self.heads * self.head_dim
+        if grid is None:
+            if x.ndim != 4 or x.shape[-1] != dim:
+                raise ValueError(
+                    f"x: expected shape (B, H, W, {dim}), or (B, N, {dim}) with grid=(H, W), got {tuple(x.shape)}"
+                )
+            return x.flatten(1, 2), (x.shape[1], x.shape[2]), 0
+        H, W = grid
+        if x.ndim != 3 or x.shape[-1] != dim or x.shape[1] < H * W:
+            raise ValueError(f"x: expected shape (B, N, {dim}) with N >= {H}*{W} for grid={grid}, got {tuple(x.shape)}")
+        prefix = x.shape[1] - H * W
+        if prefix and self.kind == "criss_cross":
+            raise ValueError(
+                f"x: criss-cross attention has no place for prefix tokens, expected N = {H}*{W} tokens for "
+                f"grid={grid}, got {x.shape[1]}"
+            )
+        return x, (H, W), prefix

@@ -1,0 +1,91 @@
+"""Decay heads: from a token's channels to the logarithms of its decays.
+
+Both read each head's slice of the token with one small linear map, shared by the heads, and differ in what follows:
+`relu` is the paper's exp(-relu(.)), `softplus` the parametrisation of the authors' release. Log-decays are computed in
+float32 at least, also under autocast: they are summed along paths.
+"""
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from ppma.ops.layout import compute_dtype
+
+# Decays start at exp(-a * dt) with a uniform and dt log-uniform in these ranges, in both heads.
+START_A = (1.0, 1.1)
+START_DT = (1e-3, 1e-1)
+
+
+def _start(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Draw a and dt."""
+    a = torch.empty(shape).uniform_(*START_A)
+    dt = torch.empty(shape).uniform_(*map(math.log, START_DT)).exp()
+    return a, dt
+
+
+class DecayHead(nn.Module, ABC):
+    """Log-decays of every token and head.
+
+    Args:
+        dim: channels of a token.
+        heads: attention heads; each reads dim / heads channels.
+        outputs: 2 for separate alpha and beta, 1 where they are shared.
+    """
+
+    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.weight = nn.Parameter(torch.empty(outputs, dim // heads))
+
+    @abstractmethod
+    def activate(self, logits: Tensor) -> Tensor:
+        """Logits (..., heads, outputs) to log-decays <= 0 of the same shape and dtype."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """X (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
+        device, dtype = x.device.type, compute_dtype(x.dtype)
+        full = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+        with full:
+            slices = x.unflatten(-1, (self.heads, -1)).to(dtype)
+            log_decays = self.activate(F.linear(slices, self.weight.to(dtype))).movedim(-2, 1)
+        return log_decays[..., 0], log_decays[..., -1]
+
+
+class ReluDecay(DecayHead):
+    """The paper's head: `log decay = -relu(w x + b)`.
+
+    Weights start at 0 and biases, one for each head and output, where the release starts its decays: with random
+    weights about half of all tokens would start behind a ReLU without gradient, and the others far outside that range.
+    """
+
+    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
+        super().__init__(dim, heads, outputs)
+        nn.init.zeros_(self.weight)
+        a, dt = _start((heads, outputs))
+        self.bias = nn.Parameter(a * dt)
+
+    def activate(self, logits: Tensor) -> Tensor:
+        return -torch.relu(logits + self.bias.to(logits.dtype))
+
+
+class SoftplusDecay(DecayHead):
+    """The release's head: `log decay = -exp(A_log) * softplus(w x + dt_bias)`, A_log and dt_bias for each head."""
+
+    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
+        super().__init__(dim, heads, outputs)
+        trunc_normal_(self.weight, std=0.02)
+        a, dt = _start((heads,))
+        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+        self.A_log = nn.Parameter(a.log())
+
+    def activate(self, logits: Tensor) -> Tensor:
+        rate = self.A_log.to(logits.dtype).exp()[:, None]
+        return -rate * F.softplus(logits + self.dt_bias.to(logits.dtype)[:, None])
+
+
+DECAYS: dict[str, type[DecayHead]] = {"relu": ReluDecay, "softplus": SoftplusDecay}

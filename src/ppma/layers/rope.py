@@ -1,0 +1,46 @@
+"""Rotary positions: neighbouring channels (2m, 2m+1) turn by the token's raster index times the m-th frequency."""
+
+import torch
+from torch import Tensor
+
+from ppma.layers.constants import cached_constant
+from ppma.ops.layout import compute_dtype
+
+
+def rotary_frequencies(head_dim: int) -> Tensor:
+    """10000^-linspace(0, 1, d/2), one for each channel pair: (head_dim / 2,), float32 as in the release."""
+    return 1.0 / (10000.0 ** torch.linspace(0, 1, head_dim // 2, dtype=torch.float32))
+
+
+@cached_constant
+def rotary_table(height: int, width: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every token's angles, in float32.
+
+    Args:
+        height: rows of the grid.
+        width: columns of the grid.
+        head_dim: channels of a head, even.
+        device: where the table lies.
+
+    Returns:
+        Two (H * W, head_dim / 2) tensors.
+    """
+    position = torch.arange(height * width, device=device, dtype=torch.float32)
+    angle = position[:, None] * rotary_frequencies(head_dim).to(device)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the channel pairs of x; computed in float32 or float64, returned in the dtype of x.
+
+    Args:
+        x: (..., head_dim).
+        cos: broadcasts to (..., head_dim / 2).
+        sin: broadcasts to (..., head_dim / 2).
+
+    Returns:
+        Like x.
+    """
+    even, odd = x.to(compute_dtype(x.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return turned.flatten(-2).to(x.dtype)

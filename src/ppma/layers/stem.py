@@ -1,0 +1,49 @@
+"""Where the grid is made and made coarser."""
+
+import torch
+from torch import Tensor, nn
+
+from ppma.layers.convolution import ChannelLastBatchNorm, ChannelLastConv
+
+
+class Stem(nn.Module):
+    """Image to tokens by four 3x3 convolutions, each with batch norm, GELU between.
+
+    Args:
+        in_chans: channels of the image.
+        dim: channels of a token.
+        stride: 4, or 2 for small images.
+    """
+
+    def __init__(self, in_chans: int, dim: int, stride: int = 4) -> None:
+        super().__init__()
+        half = dim // 2
+        layers: list[nn.Module] = []
+        for inputs, outputs, step in (
+            (in_chans, half, 2),
+            (half, half, 1),
+            (half, dim, stride // 2),
+            (dim, dim, 1),
+        ):
+            if layers:
+                layers.append(nn.GELU())
+            layers.append(nn.Conv2d(inputs, outputs, 3, stride=step, padding=1))
+            layers.append(nn.BatchNorm2d(outputs))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, in_chans, height, width) to (B, height / stride, width / stride, dim), rounded up."""
+        return self.layers(image.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
+
+
+class Downsample(nn.Module):
+    """Half the grid in each direction, rounded up: a 3x3 convolution with stride 2 and batch norm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = ChannelLastConv(inputs, outputs, 3, stride=2, padding=1)
+        self.norm = ChannelLastBatchNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, inputs) to (B, ceil(H / 2), ceil(W / 2), outputs)."""
+        return self.norm(self.conv(x))

@@ -1,0 +1,18 @@
+"""The backbones of the paper, registered with timm, and their weight files."""
+
+from ppma.models import flops, variants
+from ppma.models.backbone import PolylineBackbone
+from ppma.models.checkpoint import load_checkpoint, save_checkpoint
+from ppma.models.config import CONFIGS, BackboneConfig
+from ppma.models.files import CheckpointError
+
+__all__ = [
+    "CONFIGS",
+    "BackboneConfig",
+    "CheckpointError",
+    "PolylineBackbone",
+    "flops",
+    "load_checkpoint",
+    "save_checkpoint",
+    "variants",
+]

@@ -1,0 +1,62 @@
+"""One call for every weight file."""
+
+from pathlib import Path
+from typing import Any
+
+from ppma.models import authors, files
+from ppma.models.backbone import PolylineBackbone
+
+
+def save_checkpoint(model: PolylineBackbone, path: str | Path) -> None:
+    """Write weights and configuration to one safetensors file, which `load_checkpoint` makes into a model again."""
+    if not isinstance(model, PolylineBackbone):
+        raise ValueError(f"model: expected a PolylineBackbone, got {type(model).__name__}")
+    files.write_native(path, model.state_dict(), model.config)
+
+
+def load_checkpoint(path: str | Path, *, ema: bool = False, strict: bool = True, **overrides: Any) -> PolylineBackbone:
+    """A model from a weight file: ours (`save_checkpoint`) or the authors' (classification, detection, segmentation).
+
+    From the authors' files the architecture is inferred from the shapes and the model computes what their released
+    code computes. Nothing in a file is executed.
+
+    Args:
+        path: a file of `torch.save` or safetensors.
+        ema: take the EMA weights of a training checkpoint.
+        strict: whether names or shapes that do not fit are an error; else they are left out with a warning.
+        overrides: fields of `BackboneConfig` to change, such as `num_classes` or `mask`.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        CheckpointError: the file is damaged, needs code to load, or does not fit; the message names the keys.
+
+    Example:
+        >>> import tempfile, timm, ppma
+        >>> model = timm.create_model("ppma_nano", num_classes=10)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ppma.save_checkpoint(model, f"{folder}/nano.safetensors")
+        ...     ppma.load_checkpoint(f"{folder}/nano.safetensors").num_classes
+        10
+    """
+    source = str(path)
+    if Path(path).suffix == ".safetensors":
+        state, metadata = files.read_safetensors(path)
+        config = files.config_in(metadata)
+        if config is not None:
+            if ema:
+                raise files.CheckpointError(f"{source}: ema=True, but a converted file holds one set of weights")
+            return _build(config.replace(**overrides), state, source, strict)
+        contents: Any = state
+    else:
+        contents = files.read_torch(path)
+    state = authors.find_weights(contents, ema=ema, source=source)
+    config = authors.infer_config(state, source=source, **overrides)
+    return _build(config, authors.convert(state), source, strict)
+
+
+def _build(config: Any, state: Any, source: str, strict: bool) -> PolylineBackbone:
+    model = PolylineBackbone(config)
+    files.load_weights(model, state, source=source, strict=strict)
+    return model.eval()

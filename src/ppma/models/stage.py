@@ -1,0 +1,51 @@
+"""One stage: its grid, and the blocks on it."""
+
+from timm.models import checkpoint
+from torch import Tensor, nn
+
+from ppma.layers.block import PolylineBlock
+from ppma.layers.rope import rotary_table
+from ppma.layers.stem import Downsample
+from ppma.models.config import BackboneConfig
+
+
+class Stage(nn.Module):
+    """Downsample (but not in the first stage), then blocks.
+
+    Args:
+        config: of the whole backbone.
+        index: which stage.
+        drop_paths: probability for each block.
+    """
+
+    def __init__(self, config: BackboneConfig, index: int, drop_paths: list[float]) -> None:
+        super().__init__()
+        dim, heads = config.dims[index], config.heads[index]
+        self.head_dim = dim // heads
+        self.grad_checkpointing = False
+        self.downsample = Downsample(config.dims[index - 1], dim) if index else nn.Identity()
+        self.blocks = nn.ModuleList(
+            PolylineBlock(
+                dim,
+                heads,
+                kind=config.kinds[index],
+                mask=config.mask,
+                formulation=config.formulation,
+                ffn_ratio=config.ffn_ratios[index],
+                drop_path=drop_path,
+                layer_scale=config.layer_scale[index],
+                fixed_decay_span=config.fixed_decay_spans[index],
+            )
+            for drop_path in drop_paths
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) of the stage before to (B, H', W', C') of this one."""
+        x = self.downsample(x)
+        rotary = rotary_table(x.shape[1], x.shape[2], self.head_dim, x.device)
+        for block in self.blocks:
+            if self.grad_checkpointing and self.training:
+                x = checkpoint(block, x, rotary)
+            else:
+                x = block(x, rotary)
+        return x
