@@ -1,44 +1,92 @@
-// One grid line: log-decays to decays and potentials.
+// One grid line: log-decays to potentials, and blocks of its decay matrix.
 //
-// Edge m lies between tokens m - 1 and m; edge 0 lies outside the line, and what stands there is never read.
+// Edge m lies between tokens m - 1 and m; edge 0 lies outside the line, and what stands there is never read. The decay
+// matrix is D[j][l] = product of the decays of the edges between j and l, and log2 D[j][l] = -|c[j] - c[l]| with the
+// potentials c[m] = sum of log2 of the decays up to edge m.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
+
+#include "simd.h"
 
 namespace ppma {
 
 // As CUT_BELOW of ppma/ops/lines.py: such an edge is a cut (decay 0), counted and not summed.
 constexpr float kCutBelow = -1e4f;
 
-// Potentials in units of log 2, each as the sum of two floats: the difference of two of them, taken part by part, is
-// right to float precision at any length, where one float would lose the digits that cancel.
-struct Potentials {
-  float* high;  // n floats each
-  float* low;
-  float* cuts;    // how many edges of decay 0 lie before each token
-  bool any_cuts;
+// The potentials of a line, each as the sum of two floats: the difference of two of them, taken part by part, is right
+// to float precision at any length, where a single float would lose the digits that cancel.
+class Potentials {
+ public:
+  // How many floats a line of `n` tokens takes.
+  static int64_t size(int64_t n) { return 3 * (n + kLanes); }
 
   // Reads the log-decays log[0], log[stride], ...
-  void fill(const float* log, int64_t stride, int64_t n) {
-    double sum = 0.0;
-    float count = 0.0f;
+  Potentials(float* memory, const float* log, int64_t stride, int64_t n)
+      : high_(memory), low_(memory + n + kLanes), cuts_(memory + 2 * (n + kLanes)) {
+    double potential = 0.0;
+    float cuts = 0.0f;
     for (int64_t m = 0; m < n; ++m) {
       if (m > 0) {
         float edge = log[m * stride];
-        if (edge < kCutBelow) {
-          count += 1.0f;
-        } else {
-          sum += edge;
-        }
+        bool cut = edge < kCutBelow;
+        cuts += cut;
+        potential += cut ? 0.0 : edge * 1.4426950408889634;
       }
-      double potential = sum * 1.4426950408889634;
-      high[m] = static_cast<float>(potential);
-      low[m] = static_cast<float>(potential - high[m]);
-      cuts[m] = count;
+      high_[m] = static_cast<float>(potential);
+      low_[m] = static_cast<float>(potential - high_[m]);
+      cuts_[m] = cuts;
     }
-    any_cuts = count > 0.0f;
+    any_cuts_ = cuts > 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane)  // read with the last tokens, and never used
+      high_[n + lane] = low_[n + lane] = cuts_[n + lane] = 0.0f;
   }
+
+  // log2 of D between token j and the kLanes tokens from l on; -inf across a cut.
+  Vec log_decay(int64_t j, int64_t l) const {
+    Vec difference = (load(high_ + l) - high_[j]) + (load(low_ + l) - low_[j]);
+    Vec log = -select(difference < 0.0f, -difference, difference);
+    return any_cuts_ ? select(load(cuts_ + l) == cuts_[j], log, splat(-__builtin_inff())) : log;
+  }
+
+  Vec decay(int64_t j, int64_t l) const { return exp2(log_decay(j, l)); }
+
+ private:
+  float* high_;
+  float* low_;
+  float* cuts_;
+  bool any_cuts_;
 };
+
+// D[j][l] or its log2 for j in [row, row + rows) and l in [column, column + columns), to rows `stride` apart. Written in
+// whole vectors; what stands behind the last column is not meant to be read.
+inline void log_decay_block(const Potentials& line, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to,
+                            int64_t stride) {
+  for (int64_t j = 0; j < rows; ++j)
+    for (int64_t l = 0; l < columns; l += kLanes) store(to + j * stride + l, line.log_decay(row + j, column + l));
+}
+
+// Away from the diagonal a square of kLanes x kLanes is the outer product of the decays from its nearest row to its
+// columns and from its rows to that row: both at most 1, so nothing overflows or cancels, and few exponentials are left.
+inline void decay_block(const Potentials& line, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to,
+                        int64_t stride) {
+  for (int64_t first = row; first < row + rows; first += kLanes) {
+    int64_t last = (first + kLanes < row + rows ? first + kLanes : row + rows) - 1;
+    float from_first[kLanes], from_last[kLanes];
+    store(from_first, line.decay(first, first));
+    store(from_last, line.decay(last, first));
+    for (int64_t l = column; l < column + columns; l += kLanes) {
+      float* out = to + (first - row) * stride + (l - column);
+      bool before = l + kLanes <= first, behind = l > last;
+      if (before || behind) {
+        Vec nearest = line.decay(before ? first : last, l);
+        const float* steps = before ? from_first : from_last;
+        for (int64_t j = 0; j <= last - first; ++j) store(out + j * stride, nearest * steps[j]);
+      } else {
+        for (int64_t j = 0; j <= last - first; ++j) store(out + j * stride, line.decay(first + j, l));
+      }
+    }
+  }
+}
 
 }  // namespace ppma

@@ -31,24 +31,29 @@ class FlushDenormals {
 };
 
 // Scratch memory of the calling thread, kept between calls because fresh pages are expensive. Aligned to a cache line.
-// The contents are undefined. Asking again invalidates what was given before.
+// The contents are undefined. Asking again for the same slot invalidates what was given before.
 class Scratch {
  public:
   // Null if there is no memory.
+  template <int Slot = 0>
   static float* floats(size_t count) {
     static thread_local Scratch own;
-    if (count > own.count_) {
-      std::free(own.data_);
-      size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
-      own.data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
-      own.count_ = own.data_ ? count : 0;
-    }
-    return own.data_;
+    return own.grow(count);
   }
 
   ~Scratch() { std::free(data_); }
 
  private:
+  float* grow(size_t count) {
+    if (count > count_) {
+      std::free(data_);
+      size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
+      data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+      count_ = data_ ? count : 0;
+    }
+    return data_;
+  }
+
   float* data_ = nullptr;
   size_t count_ = 0;
 };

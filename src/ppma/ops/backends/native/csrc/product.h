@@ -1,0 +1,148 @@
+// Small matrix products: C[m][n] = sum over k of A[m][k] * B[k][n], with n in the lanes.
+//
+// A is read one number at a time, so it may lie in any order; rows of B are packed to whole vectors. The sums of a block
+// of kBlockRows x kBlockVectors stay in registers, each over k in ascending order.
+#pragma once
+
+#include <cstdint>
+
+#include "simd.h"
+
+namespace ppma {
+
+// Two vectors of B and one number of A beside the sums: 15 of 16 registers.
+constexpr int kBlockRows = 6;
+constexpr int kBlockVectors = 2;
+
+inline int64_t padded(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// The left factor: element (m, k) is data[m * row + k * column].
+struct Left {
+  const float* data;
+  int64_t row;
+  int64_t column;
+};
+
+inline Left rows_of(const float* data, int64_t stride) { return {data, stride, 1}; }
+inline Left columns_of(const float* data, int64_t stride) { return {data, 1, stride}; }
+
+// The right factor: padded rows, `stride` floats apart.
+struct Right {
+  const float* data;
+  int64_t stride;
+};
+
+template <int M, int N, class Finish>
+inline void block_product(Left a, Right b, int64_t depth, Finish finish, int64_t row, int64_t column) {
+  Vec sums[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) sums[m][n] = Vec{};
+  const float* left = a.data + row * a.row;
+  const float* right = b.data + column;
+  for (int64_t k = 0; k < depth; ++k) {
+    Vec of_right[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) of_right[n] = load(right + n * kLanes);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      Vec of_left = splat(left[m * a.row]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) sums[m][n] += of_left * of_right[n];
+    }
+    left += a.column;
+    right += b.stride;
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) finish(row + m, column + n * kLanes, sums[m][n]);
+}
+
+template <int N, class Finish>
+inline void row_blocks(Left a, Right b, int64_t rows, int64_t depth, Finish finish, int64_t column) {
+  // Blocks of nearly equal height: 14 rows are 5 + 5 + 4 and not 6 + 6 + 2, whose last block would wait on itself.
+  int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+  for (int64_t block = 0; block < blocks; ++block) {
+    int64_t row = rows * block / blocks;
+    switch (rows * (block + 1) / blocks - row) {
+      case 6: block_product<6, N>(a, b, depth, finish, row, column); break;
+      case 5: block_product<5, N>(a, b, depth, finish, row, column); break;
+      case 4: block_product<4, N>(a, b, depth, finish, row, column); break;
+      case 3: block_product<3, N>(a, b, depth, finish, row, column); break;
+      case 2: block_product<2, N>(a, b, depth, finish, row, column); break;
+      default: block_product<1, N>(a, b, depth, finish, row, column); break;
+    }
+  }
+}
+
+// Calls finish(row, column, sums) for every vector of the product.
+template <class Finish>
+__attribute__((noinline)) void product(Left a, Right b, int64_t rows, int64_t columns, int64_t depth, Finish finish) {
+  int64_t column = 0;
+  for (; column + kLanes < columns; column += kBlockVectors * kLanes)
+    row_blocks<kBlockVectors>(a, b, rows, depth, finish, column);
+  if (column < columns) row_blocks<1>(a, b, rows, depth, finish, column);
+}
+
+// Stores whole vectors: rows of the result are padded.
+struct Store {
+  float* to;
+  int64_t stride;
+
+  void operator()(int64_t row, int64_t column, Vec x) const { store(to + row * stride + column, x); }
+};
+
+// Scales each row and stores or adds the first `columns` numbers of it, leaving the memory behind them alone.
+struct ScaledStore {
+  float* to;
+  int64_t stride;
+  int64_t columns;
+  const float* row_scale;  // null for 1
+  float scale;
+  bool add;
+
+  void operator()(int64_t row, int64_t column, Vec x) const {
+    float* at = to + row * stride + column;
+    int count = column + kLanes <= columns ? kLanes : static_cast<int>(columns - column);
+    x *= row_scale ? scale * row_scale[row] : scale;
+    if (count == kLanes) {
+      store(at, add ? load(at) + x : x);
+    } else {
+      store_part(at, add ? load_part(at, count) + x : x, count);
+    }
+  }
+};
+
+// Copies `rows` rows of `columns` numbers, `stride` apart, to padded rows; what pads them is 0.
+inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
+  int64_t width = padded(columns);
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t column = 0;
+    for (; column + kLanes <= columns; column += kLanes)
+      store(to + row * width + column, load(from + row * stride + column));
+    if (column < columns)
+      store(to + row * width + column, load_part(from + row * stride + column, static_cast<int>(columns - column)));
+  }
+}
+
+// Copies the transpose, times `scale`, to `columns` padded rows of `rows` numbers, `to_stride` apart.
+inline void pack_columns(const float* from, int64_t stride, int64_t rows, int64_t columns, float scale, float* to,
+                         int64_t to_stride) {
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    int height = rows - row < kLanes ? static_cast<int>(rows - row) : kLanes;
+    for (int64_t column = 0; column < columns; column += kLanes) {
+      int width = columns - column < kLanes ? static_cast<int>(columns - column) : kLanes;
+      Vec tile[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const float* at = from + (row + r) * stride + column;
+        tile[r] = r >= height ? Vec{} : (width == kLanes ? load(at) : load_part(at, width)) * scale;
+      }
+      transpose(tile);
+      for (int c = 0; c < width; ++c) store(to + (column + c) * to_stride + row, tile[c]);
+    }
+  }
+}
+
+}  // namespace ppma
