@@ -5,8 +5,10 @@ each with its `_backward`; it may lack some) and `why_not(device, dtype)`, which
 or None. It is imported when it is first asked for. Backends never import one another.
 """
 
+import contextlib
 import importlib
 import logging
+from collections.abc import Iterator
 from types import ModuleType
 
 import torch
@@ -25,11 +27,27 @@ _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
 NAMES = ("auto", "reference", *_MODULES)
 
 
+_excluded: frozenset[str] = frozenset()
+
+
+@contextlib.contextmanager
+def excluding(*names: str) -> Iterator[None]:
+    """Do without these backends inside the context, in the whole process: to compare them, or to find a fault."""
+    global _excluded
+    before, _excluded = _excluded, _excluded | set(names)
+    try:
+        yield
+    finally:
+        _excluded = before
+
+
 class BackendUnavailableError(RuntimeError):
     """An explicitly chosen backend cannot run here."""
 
 
 def _why_not(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    if name in _excluded:
+        return "it is excluded here"
     try:
         module = importlib.import_module(_MODULES[name])
     except ImportError as error:

@@ -1,0 +1,89 @@
+"""What a benchmark says: a table for people, JSON for machines, and the machine it was measured on."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+import ppma
+from ppma.ops import backends
+
+Value = str | int | float
+
+# Fixed thresholds keep large temporaries on the heap. With glibc's default, PyTorch's temporaries cost ten times the page
+# faults, which flatters whoever allocates less.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483648", "MALLOC_TOP_PAD_": "67108864"}
+
+
+@dataclass
+class Report:
+    """A table with a title and remarks."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[list[Value]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        cells = [list(self.columns), *([_text(value) for value in row] for row in self.rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
+
+        def line(row: Sequence[str]) -> str:
+            padded = (
+                text.rjust(width) if right else text.ljust(width)
+                for text, width, right in zip(row, widths, numeric, strict=True)
+            )
+            return f"| {' | '.join(padded)} |"
+
+        rule = "|".join("-" * (w + 1) + (":" if right else "-") for w, right in zip(widths, numeric, strict=True))
+        table = [line(cells[0]), f"|{rule}|", *map(line, cells[1:])]
+        return "\n".join([f"## {self.title}", "", *table, *(["", *self.notes] if self.notes else [])])
+
+    def as_dict(self) -> dict:
+        """For JSON: one dictionary for each row."""
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {**asdict(self), "columns": list(self.columns), "rows": rows}
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def environment() -> dict[str, Value]:
+    """The machine and the software."""
+    return {
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ppma": ppma.__version__,
+        "native": native_isa(),
+        "malloc": " ".join(f"{k}={os.environ[k]}" for k in MALLOC if k in os.environ) or "default",
+    }
+
+
+def native_isa() -> str:
+    """The instruction set of the native kernels, or why there are none."""
+    try:
+        module = backends.resolve("native", "why_not", torch.device("cpu"), torch.float32)
+    except backends.BackendUnavailableError as error:
+        return str(error)
+    return str(module.library.isa())
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
