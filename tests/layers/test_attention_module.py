@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from ppma import masks
-from ppma.layers import PolylineAttention, rotary_table, rotate
+from ppma.layers import PolylineAttention, rotary_table
 from ppma.ops import reference
+from ppma.ops.rotary import rotate
 
 CPU = torch.device("cpu")
 COMBINE = {"paper": "hadamard", "release": "logit"}

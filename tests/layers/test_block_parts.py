@@ -3,11 +3,11 @@ import torch
 import torch.nn.functional as F
 
 from ppma.layers import ConvFeedForward, Downsample, PolylineBlock, Stem
-from ppma.layers.convolution import depthwise
+from ppma.layers.convolution import DepthwiseConv
 
 
 def test_depthwise_convolution_keeps_the_channel_last_layout():
-    conv = depthwise(8, 3)
+    conv = DepthwiseConv(8, 3)
     x = torch.randn(2, 5, 6, 8)
     out = conv(x)
     assert out.is_contiguous()

@@ -3,7 +3,8 @@ import cmath
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ppma.layers import rotary_table, rotate
+from ppma.layers import rotary_table
+from ppma.ops.rotary import rotate
 
 CPU = torch.device("cpu")
 

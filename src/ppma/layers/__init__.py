@@ -4,7 +4,7 @@ from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import PolylineBlock
 from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay
 from ppma.layers.ffn import ConvFeedForward
-from ppma.layers.rope import rotary_table, rotate
+from ppma.layers.rope import rotary_table
 from ppma.layers.stem import Downsample, Stem
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "SoftplusDecay",
     "Stem",
     "rotary_table",
-    "rotate",
 ]

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from ppma import masks
 from ppma.layers.constants import cached_constant
-from ppma.layers.convolution import depthwise
+from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.decay import DECAYS
 from ppma.layers.init import linear
 from ppma.layers.prefix import PrefixedMask
-from ppma.layers.rope import rotary_table, rotate
+from ppma.layers.rope import rotary_table
 from ppma.masks import StructuredMask
 from ppma.ops import checks
+from ppma.ops.rotary import rotary_split
 
 ATTENTION_KINDS = ("full", "criss_cross")
 
@@ -98,7 +99,7 @@ class PolylineAttention(nn.Module):
         learned, decay = masks.KINDS[mask].learned, DECAYS[FORMULATIONS[formulation].decay]
         self.qkv = linear(dim, 3 * dim)
         self.decay = decay(dim, heads, learned) if learned else None
-        self.local = depthwise(dim, local_kernel) if local_kernel else None
+        self.local = DepthwiseConv(dim, local_kernel) if local_kernel else None
         self.proj = linear(dim, dim)
 
     def structured_mask(self, x: Tensor) -> StructuredMask:
@@ -126,24 +127,27 @@ class PolylineAttention(nn.Module):
             Like x.
         """
         tokens, (H, W), prefix = self._as_tokens(x, grid)
-        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, self.head_dim))
-        qk, values = qkv[:, :, :2], qkv[:, :, 2]
+        packed = self.qkv(tokens)
         if self.rope:
             cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
-            turned = rotate(qk[:, prefix:], cos[:, None, None], sin[:, None, None])
-            qk = torch.cat((qk[:, :prefix], turned), 1) if prefix else turned
+            if prefix:  # stays where it is: turned by 0
+                cos, sin = F.pad(cos, (0, 0, prefix, 0), value=1.0), F.pad(sin, (0, 0, prefix, 0))
+            q, k, values = rotary_split(packed, self.heads, cos, sin)
+        else:
+            q, k, values = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
 
         mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)
         if prefix:
             mask, shape = PrefixedMask(mask, prefix), (1, tokens.shape[1])
-        q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (*qk.unbind(2), values))
+        q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (q, k, values))
         attend = mask.attention if self.kind == "full" else mask.criss_cross
         out = attend(q, k, v, combine=FORMULATIONS[self.formulation].combine, backend=self.backend)
 
         out = out.movedim(1, -2).flatten(1, 2).flatten(-2)  # (B, tokens, dim)
         if self.local is not None:
-            local = self.local(values[:, prefix:].flatten(-2).unflatten(1, (H, W))).flatten(1, 2)
-            out = out + (F.pad(local, (0, 0, prefix, 0)) if prefix else local)
+            on_grid = (t[:, prefix:].unflatten(1, (H, W)) for t in (values.flatten(-2), out))
+            local = self.local.plus(*on_grid).flatten(1, 2)
+            out = torch.cat((out[:, :prefix], local), 1) if prefix else local
         return self.proj(out).reshape(x.shape)
 
     def _as_tokens(self, x: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, tuple[int, int], int]:

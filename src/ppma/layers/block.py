@@ -4,7 +4,7 @@ from timm.layers import DropPath, LayerScale
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.convolution import depthwise
+from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.ffn import ConvFeedForward
 
 NORM_EPS = 1e-6
@@ -43,7 +43,7 @@ class PolylineBlock(nn.Module):
         def scale() -> nn.Module:
             return nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
 
-        self.position = depthwise(dim, 3)
+        self.position = DepthwiseConv(dim, 3)
         self.attn_norm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.attn = PolylineAttention(
             dim,
@@ -62,6 +62,6 @@ class PolylineBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        x = x + self.position(x)
+        x = self.position.plus(x)
         x = x + self.drop_path(self.attn_scale(self.attn(self.attn_norm(x), rotary=rotary)))
         return x + self.drop_path(self.ffn_scale(self.ffn(self.ffn_norm(x))))

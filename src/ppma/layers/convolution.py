@@ -6,6 +6,8 @@ below read and write the layout of the attention without a copy.
 
 from torch import Tensor, nn
 
+from ppma.ops.local import depthwise_add
+
 
 class ChannelLastConv(nn.Conv2d):
     """A 2D convolution, (B, H, W, in) to (B, H', W', out)."""
@@ -21,6 +23,18 @@ class ChannelLastBatchNorm(nn.BatchNorm2d):
         return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-def depthwise(dim: int, kernel: int) -> ChannelLastConv:
+class DepthwiseConv(ChannelLastConv):
     """A depthwise convolution that keeps the grid."""
-    return ChannelLastConv(dim, dim, kernel, padding=kernel // 2, groups=dim)
+
+    def __init__(self, dim: int, kernel: int) -> None:
+        super().__init__(dim, dim, kernel, padding=kernel // 2, groups=dim)
+
+    def plus(self, x: Tensor, base: Tensor | None = None, *, gelu: bool = False) -> Tensor:
+        """`base + conv(act(x))`, in one pass where there is a kernel for it.
+
+        Args:
+            x: (B, H, W, dim).
+            base: (B, H, W, dim), or None for act(x).
+            gelu: act is GELU instead of the identity.
+        """
+        return depthwise_add(x, self.weight, self.bias, base, gelu=gelu)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from ppma.layers.convolution import depthwise
+from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.init import linear
 
 
@@ -12,10 +12,8 @@ class ConvFeedForward(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.expand = linear(dim, hidden)
-        self.act = nn.GELU()
-        self.local = depthwise(hidden, 3)
+        self.local = DepthwiseConv(hidden, 3)
         self.reduce = linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.act(self.expand(x))
-        return self.reduce(hidden + self.local(hidden))
+        return self.reduce(self.local.plus(self.expand(x), gelu=True))

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from ppma.layers.constants import cached_constant
-from ppma.ops.layout import compute_dtype
 
 
 def rotary_frequencies(head_dim: int) -> Tensor:
@@ -28,19 +27,3 @@ def rotary_table(height: int, width: int, head_dim: int, device: torch.device) -
     position = torch.arange(height * width, device=device, dtype=torch.float32)
     angle = position[:, None] * rotary_frequencies(head_dim).to(device)
     return angle.cos(), angle.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the channel pairs of x; computed in float32 or float64, returned in the dtype of x.
-
-    Args:
-        x: (..., head_dim).
-        cos: broadcasts to (..., head_dim / 2).
-        sin: broadcasts to (..., head_dim / 2).
-
-    Returns:
-        Like x.
-    """
-    even, odd = x.to(compute_dtype(x.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
-    return turned.flatten(-2).to(x.dtype)

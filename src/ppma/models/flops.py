@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-import ppma.ops.library  # noqa: F401  (defines torch.ops.ppma)
+import ppma.ops.library
+import ppma.ops.local  # noqa: F401  (both define operators of torch.ops.ppma)
 from ppma.ops.layout import axis_orders, split_paths
 
 Shape = Sequence[int]
@@ -63,6 +64,11 @@ def linear_backward_macs(q: Shape, v: Shape, paths: str) -> int:
     return 3 * linear_macs(q, v, paths)
 
 
+def depthwise_macs(x: Shape, weight: Shape) -> int:
+    """A depthwise convolution of x (B, H, W, C) with weight (C, 1, k, k)."""
+    return prod(x) * prod(weight[2:])
+
+
 # For each operator: its cost from the shapes of its arguments and the arguments themselves.
 Formula = Callable[[Sequence[Any]], int]
 FORMULAS: Mapping[str, Formula] = {
@@ -74,6 +80,8 @@ FORMULAS: Mapping[str, Formula] = {
     "scan_backward": lambda a: scan_backward_macs(a[1], len(a[2]), a[3]),
     "linear": lambda a: linear_macs(a[0], a[2], a[5]),
     "linear_backward": lambda a: linear_backward_macs(a[1], a[3], a[6]),
+    "depthwise_add": lambda a: depthwise_macs(a[0], a[1]),
+    "depthwise_add_backward": lambda a: 2 * depthwise_macs(a[1], a[2]),
 }
 
 
