@@ -45,13 +45,14 @@ def random_weights(arch: Architecture, *, classes: int = 1000, task: str = "clas
     def normal(*shape: int, std: float) -> Tensor:
         return torch.randn(shape, generator=generator) * std
 
-    def linear(name: str, fan_in: int, fan_out: int, bias: bool = True) -> None:
-        state[f"{name}.weight"] = normal(fan_out, fan_in, std=fan_in**-0.5)
+    def linear(name: str, fan_in: int, fan_out: int, bias: bool = True, gain: float = 1.0) -> None:
+        state[f"{name}.weight"] = normal(fan_out, fan_in, std=gain * fan_in**-0.5)
         if bias:
             state[f"{name}.bias"] = normal(fan_out, std=0.1)
 
-    def conv(name: str, fan_in: int, fan_out: int, kernel: int) -> None:
-        state[f"{name}.weight"] = normal(fan_out, fan_in, kernel, kernel, std=(fan_in * kernel * kernel) ** -0.5)
+    def conv(name: str, fan_in: int, fan_out: int, kernel: int, gain: float = 1.0) -> None:
+        std = gain * (fan_in * kernel * kernel) ** -0.5
+        state[f"{name}.weight"] = normal(fan_out, fan_in, kernel, kernel, std=std)
         state[f"{name}.bias"] = normal(fan_out, std=0.1)
 
     def layer_norm(name: str, dim: int) -> None:
@@ -76,10 +77,11 @@ def random_weights(arch: Architecture, *, classes: int = 1000, task: str = "clas
             state[f"layers.{s}.Relpos.decay"] = fixed_log_decay(heads, arch.spans[s])
         for b in range(depth):
             name = f"layers.{s}.blocks.{b}"
-            conv(f"{name}.pos.conv", 1, dim, 3)
+            conv(f"{name}.pos.conv", 1, dim, 3, gain=0.2)
             layer_norm(f"{name}.retention_layer_norm", dim)
-            for which in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            for which in ("q_proj", "k_proj", "v_proj"):
                 linear(f"{name}.retention.{which}", dim, dim)
+            linear(f"{name}.retention.out_proj", dim, dim, gain=0.2)  # else the residual sum grows with the depth
             conv(f"{name}.retention.lepe.conv", 1, dim, 5)
             if arch.mask == "2d":
                 linear(f"{name}.retention.path_embed.dt_linear", head_dim, 2, bias=False)
@@ -87,7 +89,7 @@ def random_weights(arch: Architecture, *, classes: int = 1000, task: str = "clas
                 state[f"{name}.retention.path_embed.A_log"] = normal(heads, std=0.3)
             layer_norm(f"{name}.final_layer_norm", dim)
             linear(f"{name}.ffn.fc1", dim, ratio * dim)
-            linear(f"{name}.ffn.fc2", ratio * dim, dim)
+            linear(f"{name}.ffn.fc2", ratio * dim, dim, gain=0.2)
             conv(f"{name}.ffn.dwconv.conv", 1, ratio * dim, 3)
             if arch.scaled[s]:
                 state[f"{name}.gamma_1"] = normal(1, 1, 1, dim, std=0.5)
@@ -157,6 +159,8 @@ class ReleasedModel:
         if self.arch.mask == "rmt":
             decay = self.state[f"layers.{stage}.Relpos.decay"].to(x)[None, :, None, None].expand(B, heads, H, W)
             return decay, decay
+        if self.arch.mask == "none":
+            return x.new_zeros(B, heads, H, W), x.new_zeros(B, heads, H, W)
         per_head = x.view(B, H, W, heads, C // heads).permute(0, 3, 1, 2, 4)
         logits = self.linear(f"{name}.path_embed.dt_linear", per_head)
         bias = self.state[f"{name}.path_embed.dt_bias"].view(1, heads, 1, 1, 1)
@@ -200,7 +204,7 @@ class ReleasedModel:
         # [i, j, k, l] = row(i)[j, l] + col(l)[i, k]
         v2h = rows[:, :, :, :, None, :] + columns.permute(0, 1, 3, 4, 2)[:, :, :, None, :, :]
         v2h = v2h.reshape(scores.shape)
-        paths = [v2h] if self.arch.mask == "rmt" else [v2h, v2h.transpose(-1, -2)]
+        paths = [v2h, v2h.transpose(-1, -2)] if self.arch.mask == "2d" else [v2h]
         outs = [torch.softmax(scores + path, -1) @ v.flatten(2, 3) for path in paths]
         return (sum(outs) / len(outs)).view(*v.shape[:2], H, W, -1)
 
@@ -211,7 +215,7 @@ class ReleasedModel:
         row_map = torch.softmax(q @ k.transpose(-1, -2) + rows, -1)
         column_map = torch.softmax(swap(q) @ swap(k).transpose(-1, -2) + columns, -1)
         h2v = swap(column_map @ swap(row_map @ v))
-        if self.arch.mask == "rmt":
+        if self.arch.mask != "2d":
             return h2v
         return 0.5 * (h2v + row_map @ swap(column_map @ swap(v)))
 

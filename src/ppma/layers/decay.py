@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from ppma.ops.layout import compute_dtype
+from ppma.ops.layout import autocast_dtype, compute_dtype
 
 # Decays start at exp(-a * dt) with a uniform and dt log-uniform in these ranges, in both heads.
 START_A = (1.0, 1.1)
@@ -48,9 +48,9 @@ class DecayHead(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """X (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
-        device, dtype = x.device.type, compute_dtype(x.dtype)
-        full = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
-        with full:
+        dtype = compute_dtype(x.dtype)
+        autocast = autocast_dtype(x.device) is not None
+        with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
             slices = x.unflatten(-1, (self.heads, -1)).to(dtype)
             log_decays = self.activate(F.linear(slices, self.weight.to(dtype))).movedim(-2, 1)
         return log_decays[..., 0], log_decays[..., -1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppma.ops import backends, checks, library, reference
-from ppma.ops.layout import ND_PATHS
+from ppma.ops.layout import ND_PATHS, autocast_dtype
 
 COMBINES = ("hadamard", "logit")
 
@@ -29,10 +29,9 @@ def _restore(out: Tensor, batch: Sequence[int]) -> Tensor:
 
 def _autocast(*tensors: Tensor) -> list[Tensor]:
     """Under autocast, values take its dtype; log-decays are sums of logarithms and stay as they are."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+    dtype = autocast_dtype(tensors[0].device)
+    if dtype is None or tensors[0].dtype == torch.float64:
         return list(tensors)
-    dtype = torch.get_autocast_dtype(device)
     return [tensor.to(dtype) for tensor in tensors]
 
 

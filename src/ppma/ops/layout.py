@@ -17,6 +17,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast asks for on this device; None where it is off, or unknown as on the meta device."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 def heads_last_empty(like: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
     """An uninitialised (B, heads, *grid, channels) on the grid of `like`, laid out (B, *grid, heads, channels)."""
     batch, heads, *grid = like.shape[:-1]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.ops.backends import BackendUnavailableError, resolve
+from ppma.ops.layout import autocast_dtype
 
 
 @torch.library.custom_op("ppma::depthwise_add", mutates_args=())
@@ -55,7 +56,7 @@ _depthwise_add.register_autograd(_gradient, setup_context=_setup)
 def native_serves(x: Tensor, operator: str) -> bool:
     """Whether the native kernel for `operator` runs for x: eager, float32, on the CPU, and built."""
     captured = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-    if captured or torch.is_autocast_enabled(x.device.type):
+    if captured or autocast_dtype(x.device) is not None:
         return False
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False
