@@ -13,8 +13,8 @@ from ppma.ops import backends
 
 Value = str | int | float
 
-# Fixed thresholds keep large temporaries on the heap. With glibc's default, PyTorch's temporaries cost ten times the page
-# faults, which flatters whoever allocates less.
+# Fixed thresholds keep large temporaries on the heap. With glibc's default, PyTorch's temporaries cost ten times the
+# page faults, which flatters whoever allocates less.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483648", "MALLOC_TOP_PAD_": "67108864"}
 
 

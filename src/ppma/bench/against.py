@@ -1,0 +1,75 @@
+"""Any other implementation beside ours: `ppma bench against FILE.py:callable`."""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import ppma
+from ppma.bench.ops import CRISS_CROSS, FULL, Shape
+from ppma.bench.report import Report
+from ppma.bench.timing import interleave
+
+OPERATORS: dict[str, list[Shape]] = {"polyline_attention": FULL, "criss_cross_attention": CRISS_CROSS}
+
+
+def load(spec: str) -> Callable:
+    """The callable that `FILE.py:name` names.
+
+    Raises:
+        ValueError: there is no such file or name.
+    """
+    path, _, name = spec.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise ValueError(f"against: expected FILE.py:callable with an existing file, got {spec!r}")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"against: expected a callable {name!r} in {path}, got {found!r}")
+    return found
+
+
+def compare_models(other: Callable, model: str, *, batch: int, size: int, rounds: int) -> Report:
+    """A model beside ours: `other()` builds it, and it takes images (B, 3, H, W)."""
+    import timm
+
+    images = torch.randn(batch, 3, size, size)
+    built = {"ours": ppma.optimize_for_inference(timm.create_model(model)), "theirs": other().eval()}
+
+    def inference(network: torch.nn.Module) -> Callable[[], object]:
+        def run() -> object:
+            with torch.inference_mode():
+                return network(images)
+
+        return run
+
+    timings = interleave({n: inference(m) for n, m in built.items()}, rounds=rounds, label=f"against {model}")
+    report = Report(f"{model} against another model, inference", ["ours / theirs", "ours ms", "theirs ms"])
+    medians = (1e3 * timings.median(name) for name in ("ours", "theirs"))
+    report.rows.append([timings.speed("ours", "theirs"), *medians])
+    return report
+
+
+def compare_operator(other: Callable, operator: str, *, rounds: int, **options: str) -> Report:
+    """An operator with the call of ours, `other(q, k, v, log_alpha, log_beta, **options)`, beside ours."""
+    ours = getattr(ppma, operator)
+    report = Report(
+        f"{operator} against another", ["shape", "ours / theirs", "ours ms", "theirs ms", "largest difference"]
+    )
+    for shape in OPERATORS[operator]:
+        tensors = shape.tensors()
+        difference = (ours(*tensors, **options) - other(*tensors, **options)).abs().max().item()
+        contenders = {
+            name: functools.partial(function, *tensors, **options)
+            for name, function in {"ours": ours, "theirs": other}.items()
+        }
+        timings = interleave(contenders, rounds=rounds, label=f"against {shape}")
+        medians = (1e3 * timings.median(name) for name in ("ours", "theirs"))
+        report.rows.append([str(shape), timings.speed("ours", "theirs"), *medians, f"{difference:.1e}"])
+    return report

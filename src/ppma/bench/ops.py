@@ -1,0 +1,197 @@
+"""Each operator at the shapes of PPMA-T/S/B: backends beside each other and beside attention without a mask."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ppma
+from ppma.bench.report import Report
+from ppma.bench.timing import interleave
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The inputs of one attention call."""
+
+    name: str
+    batch: int
+    heads: int
+    side: int
+    d: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.side}x{self.side}, {self.heads} heads x {self.d}"
+
+    def tensors(self, requires_grad: bool = False) -> list[Tensor]:
+        """q, k, v as views of a packed (B, H, W, 3, heads, d) projection, and two log-decays."""
+        generator = torch.Generator().manual_seed(0)
+        packed = torch.randn(self.batch, self.side, self.side, 3, self.heads, self.d, generator=generator)
+        q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
+        grid = (self.batch, self.heads, self.side, self.side)
+        decays = -torch.rand(2, *grid, generator=generator)
+        return [t.requires_grad_(requires_grad) for t in (q, k, v, *decays)]
+
+
+# 224 x 224 images: stages of PPMA-T/S (heads of 16 and 32 channels) and of PPMA-B (heads of 16 and 32).
+CRISS_CROSS = [
+    Shape("T/S stage 1", 8, 4, 56, 16),
+    Shape("T/S stage 2", 8, 4, 28, 32),
+    Shape("S stage 3", 8, 8, 14, 32),
+    Shape("B stage 1", 8, 5, 56, 16),
+    Shape("B stage 2", 8, 5, 28, 32),
+]
+FULL = [Shape("T stage 3", 8, 8, 14, 32), Shape("T/S/B stage 4", 8, 16, 7, 32), Shape("128x128 tokens", 1, 1, 128, 32)]
+LINEAR = [Shape("stage 1", 8, 4, 56, 16), Shape("128x128 tokens", 1, 4, 128, 32)]
+
+
+def _without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3))
+
+
+def _lines_without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+    """Criss-cross attention without a mask, columns then rows and rows then columns, by plain SDPA."""
+
+    def rows(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, x)
+
+    def columns(x: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(q.transpose(2, 3), k.transpose(2, 3), x.transpose(2, 3))
+        return out.transpose(2, 3)
+
+    return rows(columns(v)) + columns(rows(v))
+
+
+def _forward(function: Callable[..., Tensor], tensors: list[Tensor]) -> Callable[[], object]:
+    def run() -> object:
+        with torch.inference_mode():
+            return function(*tensors)
+
+    return run
+
+
+def _forward_backward(function: Callable[..., Tensor], shape: Shape) -> Callable[[], object]:
+    tensors = shape.tensors(requires_grad=True)
+    grad = torch.ones_like(function(*tensors))
+
+    def run() -> object:
+        return torch.autograd.grad(function(*tensors), tensors, grad, allow_unused=True)
+
+    return run
+
+
+def _contenders(function: Callable[..., Tensor], plain: Callable[..., Tensor] | None, **options: str) -> dict:
+    named: dict[str, Callable[..., Tensor]] = {
+        "native": lambda *t: function(*t, backend="native", **options),
+        "torch": lambda *t: function(*t, backend="torch", **options),
+    }
+    if plain is not None:
+        named["no mask (SDPA)"] = plain
+    return named
+
+
+def attention_report(
+    title: str,
+    function: Callable[..., Tensor],
+    shapes: list[Shape],
+    plain: Callable | None,
+    rounds: int,
+    **options: str,
+) -> Report:
+    """Forward and forward + backward of one operator."""
+    columns = ["shape", "pass", "native / torch", "native / no mask", "native ms", "torch ms", "no mask ms"]
+    report = Report(title, columns)
+    for shape in shapes:
+        contenders = _contenders(function, plain, **options)
+        passes = {
+            "forward": {name: _forward(f, shape.tensors()) for name, f in contenders.items()},
+            "forward + backward": {name: _forward_backward(f, shape) for name, f in contenders.items()},
+        }
+        for direction, runs in passes.items():
+            timings = interleave(runs, rounds=rounds, label=f"{title}, {shape}, {direction}")
+            unmasked = "no mask (SDPA)" if plain is not None else None
+            report.rows.append(
+                [
+                    str(shape),
+                    direction,
+                    timings.speed("native", "torch"),
+                    timings.speed("native", unmasked) if unmasked else "",
+                    1e3 * timings.median("native"),
+                    1e3 * timings.median("torch"),
+                    1e3 * timings.median(unmasked) if unmasked else "",
+                ]
+            )
+    return report
+
+
+def scan_report(rounds: int) -> Report:
+    """polyline_scan beside copying x: the bytes that any scan must move are x once and the result once."""
+    report = Report(
+        "polyline_scan, 2D, forward",
+        ["x", "native / torch", "native / memcpy", "native ms", "torch ms", "memcpy ms"],
+        notes=["memcpy: x.clone(), the same bytes read and written once."],
+    )
+    for batch, side, channels in [(8, 56, 64), (1, 256, 64), (1, 1024, 32)]:
+        x = torch.randn(batch, side, side, channels)
+        decays = -torch.rand(2, batch, side, side)
+        timings = interleave(
+            {
+                "native": _forward(lambda x, a, b: ppma.polyline_scan(x, a, b, backend="native"), [x, *decays]),
+                "torch": _forward(lambda x, a, b: ppma.polyline_scan(x, a, b, backend="torch"), [x, *decays]),
+                "memcpy": x.clone,
+            },
+            rounds=rounds,
+            label=f"scan {tuple(x.shape)}",
+        )
+        report.rows.append(
+            [
+                str(tuple(x.shape)),
+                timings.speed("native", "torch"),
+                timings.speed("native", "memcpy"),
+                *(1e3 * timings.median(name) for name in ("native", "torch", "memcpy")),
+            ]
+        )
+    return report
+
+
+def reference_report() -> Report:
+    """The oracle beside the others on a grid that it can manage."""
+    shape = Shape("small", 1, 1, 10, 16)
+    tensors = shape.tensors()
+    report = Report("the reference, 10 x 10 tokens", ["operator", "native / reference", "reference ms"])
+    for function in (ppma.polyline_attention, ppma.criss_cross_attention, ppma.linear_attention):
+        timings = interleave(
+            {
+                name: _forward(lambda *t, f=function, b=name: f(*t, backend=b), tensors)
+                for name in ("native", "reference")
+            },
+            rounds=3,
+            label=f"reference {function.__name__}",
+        )
+        report.rows.append([function.__name__, timings.speed("native", "reference"), 1e3 * timings.median("reference")])
+    return report
+
+
+def suite(*, rounds: int = 9) -> list[Report]:
+    """All operators."""
+    reports = []
+    for combine in ("hadamard", "logit"):
+        reports.append(
+            attention_report(
+                f"criss_cross_attention, {combine}",
+                ppma.criss_cross_attention,
+                CRISS_CROSS,
+                _lines_without_mask,
+                rounds,
+                combine=combine,
+            )
+        )
+        reports.append(
+            attention_report(
+                f"polyline_attention, {combine}", ppma.polyline_attention, FULL, _without_mask, rounds, combine=combine
+            )
+        )
+    reports.append(attention_report("linear_attention", ppma.linear_attention, LINEAR, None, rounds))
+    return [*reports, scan_report(rounds), reference_report()]

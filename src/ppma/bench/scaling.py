@@ -1,0 +1,69 @@
+"""How time and memory grow with the number of tokens N: fitted exponents of T ~ N^p."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+import ppma
+from ppma.bench import costs
+from ppma.bench.memory import peak
+from ppma.bench.report import Report
+from ppma.bench.timing import interleave
+
+CHANNELS = 16
+# Operator, sides of the grid to measure, the power that theory gives.
+OPERATORS: dict[str, tuple[Sequence[int], float]] = {
+    "polyline_scan": ((256, 512, 1024), 1.0),
+    "linear_attention": ((256, 512, 1024), 1.0),
+    "criss_cross_attention": ((64, 128, 256), 1.5),
+    "polyline_attention": ((32, 64, 128), 2.0),
+}
+
+
+def call(operator: str, side: int) -> Callable[[], object]:
+    """One forward pass of an operator on a side x side grid."""
+    torch.manual_seed(0)
+    log_alpha, log_beta = -torch.rand(2, side, side)
+    function = getattr(ppma, operator)
+    values = torch.randn(1 if operator == "polyline_scan" else 3, side, side, CHANNELS).unbind(0)
+
+    def run() -> object:
+        with torch.inference_mode():
+            return function(*values, log_alpha, log_beta)
+
+    return run
+
+
+def exponent(sides: Sequence[int], values: Sequence[float]) -> float:
+    """Least-squares slope of log(value) over log(N)."""
+    x = [2 * math.log(side) for side in sides]
+    y = [math.log(value) for value in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
+
+
+def suite(*, rounds: int = 5) -> list[Report]:
+    """Time and memory of each operator on growing grids, and the counted multiplications of the mask itself."""
+    report = Report(
+        f"growth with N (forward, one head of {CHANNELS} channels)",
+        ["operator", "theory", "time exponent", "memory exponent", "sides", "ms", "peak MB"],
+    )
+    for operator, (sides, theory) in OPERATORS.items():
+        timings = interleave({str(s): call(operator, s) for s in sides}, rounds=rounds, label=f"scaling {operator}")
+        seconds = [timings.median(str(side)) for side in sides]
+        memory = [peak("ppma.bench.scaling:call", operator, side, warm=False) for side in sides]
+        report.rows.append(
+            [
+                operator,
+                theory,
+                exponent(sides, seconds),
+                exponent(sides, memory),
+                ", ".join(map(str, sides)),
+                ", ".join(f"{1e3 * s:.1f}" for s in seconds),
+                ", ".join(f"{m / 1e6:.1f}" for m in memory),
+            ]
+        )
+    report.notes.append("Multiplications of one product with the mask, counted:\n\n" + costs.table())
+    return [report]

@@ -1,0 +1,77 @@
+"""A model for inference alone: what can be computed once, before the first image, is folded into the weights."""
+
+import copy
+from collections.abc import Iterable
+
+from timm.layers import LayerScale
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_weights
+
+from ppma.layers.block import PolylineBlock
+from ppma.layers.stem import Downsample, Stem
+from ppma.models.head import ClassifierHead
+
+BatchNorm = nn.BatchNorm2d
+
+
+def optimize_for_inference(model: nn.Module) -> nn.Module:
+    """A copy of the model for inference, with every batch norm and layer scale folded into the layer before it.
+
+    All folds are exact but for rounding: outputs differ by less than 1e-5 of the original's. The copy has no parameters
+    that need a gradient, and its weights no longer fit the original's names.
+
+    Args:
+        model: a backbone, or any module that contains one.
+
+    Returns:
+        A new module in evaluation mode; the given one is left as it is.
+
+    Example:
+        >>> import ppma, timm, torch
+        >>> fast = ppma.optimize_for_inference(timm.create_model("ppma_nano"))
+        >>> with torch.inference_mode():
+        ...     fast(torch.randn(1, 3, 32, 32)).shape
+        torch.Size([1, 1000])
+    """
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in list(model.modules()):
+        if isinstance(module, Stem):
+            module.layers = _fold_sequence(module.layers)
+        elif isinstance(module, Downsample):
+            module.conv = fuse_conv_bn_eval(module.conv, module.norm)
+            module.norm = nn.Identity()  # type: ignore[assignment]
+        elif isinstance(module, ClassifierHead) and isinstance(module.widen, nn.Sequential):
+            module.widen = _fold_sequence(module.widen)
+        elif isinstance(module, PolylineBlock):
+            _fold_scale(module.attn.proj, module.attn_scale)
+            _fold_scale(module.ffn.reduce, module.ffn_scale)
+            module.attn_scale = module.ffn_scale = nn.Identity()
+            module.drop_path = nn.Identity()
+    return model
+
+
+def _fold_sequence(layers: Iterable[nn.Module]) -> nn.Sequential:
+    """The layers with each batch norm folded into the convolution or linear layer before it."""
+    folded: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, BatchNorm) and isinstance(folded[-1], nn.Conv2d):
+            folded[-1] = fuse_conv_bn_eval(folded[-1], layer)
+        elif isinstance(layer, BatchNorm) and isinstance(folded[-1], nn.Linear):
+            _fold_norm(folded[-1], layer)
+        else:
+            folded.append(layer)
+    return nn.Sequential(*folded)
+
+
+def _fold_norm(linear: nn.Linear, norm: BatchNorm) -> None:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    linear.weight, linear.bias = fuse_linear_bn_weights(
+        linear.weight, linear.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+
+
+def _fold_scale(linear: nn.Linear, scale: nn.Module) -> None:
+    if isinstance(scale, LayerScale):
+        linear.weight.mul_(scale.gamma[:, None])
+        linear.bias.mul_(scale.gamma)

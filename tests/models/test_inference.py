@@ -1,0 +1,54 @@
+"""Folding changes nothing but the speed."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import ppma
+
+
+def randomized(name, **options):
+    """A model whose norms and scales are far from their initial values, so that a wrong fold shows."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, **options)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.3)
+            module.running_mean.normal_(std=0.3)
+            module.running_var.uniform_(0.5, 2)
+        if isinstance(module, timm.layers.LayerScale):
+            nn.init.uniform_(module.gamma, 0.5, 1.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["ppma_nano", "ppma_tiny", "ppma_base", "rmt_tiny"])
+def test_outputs_agree_within_1e_5(name):
+    model = randomized(name)
+    fast = ppma.optimize_for_inference(model)
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        expected = model(images)
+        torch.testing.assert_close(fast(images), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    assert not any(isinstance(m, nn.BatchNorm2d | timm.layers.LayerScale) for m in fast.modules())
+    assert not any(p.requires_grad for p in fast.parameters())
+
+
+def test_the_given_model_is_left_alone():
+    model = randomized("ppma_nano").train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ppma.optimize_for_inference(model)
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_features_and_wrapped_models_fold_too():
+    model = randomized("ppma_nano", features_only=True)
+    wrapped = nn.ModuleDict({"backbone": model})
+    images = torch.randn(1, 3, 64, 64)
+    fast = ppma.optimize_for_inference(wrapped)["backbone"]
+    with torch.no_grad():
+        for a, b in zip(model(images), fast(images), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
