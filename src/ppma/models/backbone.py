@@ -26,7 +26,8 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         config: what to build; see `ppma.models.CONFIGS` for the published ones.
 
     Example:
-        >>>         >>> from ppma.models import CONFIGS, PolylineBackbone
+        >>> import torch
+        >>> from ppma.models import CONFIGS, PolylineBackbone
         >>> model = PolylineBackbone(CONFIGS["ppma_nano"].replace(num_classes=10))
         >>> model(torch.randn(2, 3, 32, 48)).shape
         torch.Size([2, 10])
@@ -99,7 +100,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             The features, each through its layer norm where the model has `feature_norms`; before them, unless
             `intermediates_only`, what `forward_features` returns.
         """
-        checks.one_of("output_fmt", str(output_fmt), ("NCHW", "NHWC"))
+        checks.one_of("output_fmt", output_fmt, ("NCHW", "NHWC"))
         taken, last = feature_take_indices(len(self.stages), indices)
         features = []
         x = self.stem(image)
@@ -107,7 +108,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             x = stage(x)
             if index in taken:
                 feature = self.feature_norms[str(index)](x) if str(index) in self.feature_norms else x
-                features.append(feature.permute(0, 3, 1, 2) if str(output_fmt) == "NCHW" else feature)
+                features.append(feature.permute(0, 3, 1, 2) if output_fmt == "NCHW" else feature)
         return features if intermediates_only else (x, features)
 
     def prune_intermediate_layers(
