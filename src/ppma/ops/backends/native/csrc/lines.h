@@ -89,4 +89,24 @@ inline void decay_block(const Potentials& line, int64_t row, int64_t rows, int64
   }
 }
 
+// The gradient of log D[j][l .. l + kLanes) with the sign with which the potential of l receives it and that of j loses
+// it: from the positions and not from the potentials, which are equal where a decay is 1.
+inline Vec signed_by_position(Vec gradient, int64_t j, int64_t l) {
+  IntVec distance = lane_index() + static_cast<int>(l - j);
+  return select(distance < 0, -gradient, select(distance > 0, gradient, Vec{}));
+}
+
+// From what the potentials receive to the gradient of the log-decays: edge m moves the potentials of all tokens from m on.
+template <class Float>
+inline void log_decay_gradient(const Float* potentials, const float* log, int64_t log_stride, int64_t n, float* to,
+                               int64_t stride) {
+  double total = 0.0;
+  for (int64_t m = n - 1; m > 0; --m) {
+    total += potentials[m];
+    // Across a cut the mask is 0 and stays 0; the sums say so only up to rounding.
+    to[m * stride] = log[m * log_stride] < kCutBelow ? 0.0f : static_cast<float>(total);
+  }
+  to[0] = 0.0f;
+}
+
 }  // namespace ppma

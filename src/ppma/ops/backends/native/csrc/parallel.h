@@ -4,6 +4,7 @@
 // number of threads, and no two pieces add to the same value.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -58,7 +59,33 @@ class Scratch {
   size_t count_ = 0;
 };
 
-// The threads that work on one piece together; each runs the same code.
+// Divides memory into pieces aligned to a cache line; without memory it only counts how much they take.
+class Pieces {
+ public:
+  explicit Pieces(float* memory) : memory_(memory) {}
+
+  float* take(int64_t count) {
+    float* piece = memory_ ? memory_ + taken_ : nullptr;
+    taken_ += (count + 15) / 16 * 16;
+    return piece;
+  }
+
+  int64_t taken() const { return taken_; }
+
+ private:
+  float* memory_;
+  int64_t taken_ = 0;
+};
+
+// How many floats the pieces of a `Layout` take, which it takes in its constructor.
+template <class Layout, class... Arguments>
+int64_t floats_of(const Arguments&... arguments) {
+  Pieces pieces(nullptr);
+  Layout(pieces, arguments...);
+  return pieces.taken();
+}
+
+// The threads that work on one task together; each runs the same code.
 struct Team {
   int size;
   int rank;
@@ -92,6 +119,33 @@ void together(int threads, Body body) {
 #endif
   FlushDenormals guard;
   body(Team{1, 0});
+}
+
+// Runs body(task, team, shared, own) for every task, with `shared_floats` of scratch for each task and `own_floats` for
+// each thread. Where there are few tasks, all threads work on each in turn as one team; else every thread takes tasks
+// for itself. Returns 1 if there is no memory.
+template <class Body>
+int for_tasks(int64_t tasks, int threads, size_t shared_floats, size_t own_floats, Body body) {
+  bool in_turn = threads > 1 && tasks < 4 * threads && tasks % threads != 0;
+  float* common = in_turn ? Scratch::floats<1>(shared_floats) : nullptr;
+  std::atomic<bool> failed{in_turn && !common};
+  std::atomic<int64_t> next{0};
+  together(threads, [&](Team team) {
+    float* own = Scratch::floats<0>(own_floats);
+    float* shared = in_turn ? common : Scratch::floats<1>(shared_floats);
+    if (!own || !shared) failed = true;
+    team.barrier();
+    if (failed) return;
+    if (in_turn) {
+      for (int64_t task = 0; task < tasks; ++task) {
+        body(task, team, shared, own);
+        team.barrier();
+      }
+    } else {
+      for (int64_t task = next++; task < tasks; task = next++) body(task, Team{1, 0}, shared, own);
+    }
+  });
+  return failed ? 1 : 0;
 }
 
 // Runs body(index) for every index of [0, count), on up to `threads` threads.

@@ -86,12 +86,16 @@ __attribute__((noinline)) void product(Left a, Right b, int64_t rows, int64_t co
   if (column < columns) row_blocks<1>(a, b, rows, depth, finish, column);
 }
 
-// Stores whole vectors: rows of the result are padded.
+// Stores or adds whole vectors: rows of the result are padded.
 struct Store {
   float* to;
   int64_t stride;
+  bool add = false;
 
-  void operator()(int64_t row, int64_t column, Vec x) const { store(to + row * stride + column, x); }
+  void operator()(int64_t row, int64_t column, Vec x) const {
+    float* at = to + row * stride + column;
+    store(at, add ? load(at) + x : x);
+  }
 };
 
 // Scales each row and stores or adds the first `columns` numbers of it, leaving the memory behind them alone.

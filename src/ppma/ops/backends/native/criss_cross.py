@@ -1,0 +1,47 @@
+"""Criss-cross attention with the mask: csrc/criss_cross.cpp and csrc/criss_cross_backward.cpp."""
+
+from ctypes import POINTER
+
+from torch import Tensor
+
+from ppma.ops.backends.native.library import Kernel, View
+from ppma.ops.backends.native.problem import Gradients, Problem
+from ppma.ops.layout import heads_last_empty
+
+_forward = Kernel("ppma_criss_cross", POINTER(Problem), POINTER(View))
+_backward = Kernel("ppma_criss_cross_backward", POINTER(Problem), POINTER(Gradients))
+
+
+def criss_cross(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    combine: str,
+    paths: str,
+    scale: float,
+) -> Tensor:
+    """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    out = heads_last_empty(v, v.shape[-1])
+    _forward(problem, View.of(out))
+    return out
+
+
+def criss_cross_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    combine: str,
+    paths: str,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
+    problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    gradients = Gradients(grad, q, k, v)
+    _backward(problem, gradients)
+    return gradients.results(log_alpha.dtype, log_beta.dtype)

@@ -1,0 +1,103 @@
+// Criss-cross attention: masked attention within columns and within rows, chained. V2H is rows (columns v), H2V is
+// columns (rows v); the maps of both are the same.
+#include "line_map.h"
+#include "parallel.h"
+#include "problem.h"
+
+using namespace ppma;
+
+namespace {
+
+// Row maps are used at the beginning and at the end of the chain. They are kept in between if a head's take no more
+// floats than this, which a CPU core finds in its cache, and else computed again.
+constexpr int64_t kKeptFloats = 1 << 20;
+
+// The memory that one thread needs for a line.
+struct OwnScratch {
+  float *map, *row_scale;  // n x n, n
+  float* values;           // n x dv
+  LineScratch line;
+
+  OwnScratch(Pieces& pieces, const Problem& problem, int64_t n)
+      : map(pieces.take(n * padded(n))),
+        row_scale(pieces.take(n)),
+        values(pieces.take(n * padded(problem.dv))),
+        line(pieces, n, problem.d) {}
+};
+
+// The memory of one head, shared by the threads that work on it.
+struct HeadScratch {
+  float *after_columns, *after_rows;  // tokens x dv
+  bool keeps_maps;
+  float *row_maps, *row_scales;
+
+  HeadScratch(Pieces& pieces, const Problem& problem)
+      : after_columns(pieces.take(problem.tokens() * padded(problem.dv))),
+        after_rows(pieces.take(problem.tokens() * padded(problem.dv))),
+        keeps_maps(problem.v2h && problem.h2v && problem.tokens() * padded(problem.width) <= kKeptFloats),
+        row_maps(pieces.take(keeps_maps ? problem.tokens() * padded(problem.width) : 0)),
+        row_scales(pieces.take(keeps_maps ? problem.tokens() : 0)) {}
+};
+
+template <bool kLogit>
+void forward(const Problem& problem, const View& out, int64_t task, Team team, float* head_memory, float* own_memory) {
+  Pieces head_pieces(head_memory), own_pieces(own_memory);
+  HeadScratch head(head_pieces, problem);
+  OwnScratch own(own_pieces, problem, problem.longest_line());
+  int64_t channels = padded(problem.dv);
+  auto line_at = [&](bool row, int64_t index) {
+    return Line{problem, task / problem.heads, task % problem.heads, row, index};
+  };
+
+  // Multiplies the map of a line with tokens that lie in padded rows.
+  auto apply = [&](const Line& line, const float* map, const float* row_scale, Tokens from, Tokens to, int64_t columns,
+                   float weight, bool add) {
+    int64_t n = line.size();
+    product(rows_of(map, padded(n)), {from.data, from.stride}, n, channels, n,
+            ScaledStore{to.data, to.stride, columns, row_scale, weight, add});
+  };
+  auto packed_values = [&](const Line& line) {
+    Tokens v = line.of(problem.v);
+    pack_rows(v.data, v.stride, line.size(), problem.dv, own.values);
+    return Tokens{own.values, channels};
+  };
+  auto row_map = [&](int64_t i) { return head.keeps_maps ? head.row_maps + i * problem.width * padded(problem.width) : own.map; };
+  auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * problem.width : own.row_scale; };
+
+  if (problem.h2v) {
+    team.share(problem.height, [&](int64_t i) {
+      Line row = line_at(true, i);
+      line_map<kLogit>(row, own.line, row_map(i), row_scale(i));
+      apply(row, row_map(i), row_scale(i), packed_values(row), row.of(head.after_rows, channels), channels, 1.0f, false);
+    });
+    team.barrier();
+  }
+  team.share(problem.width, [&](int64_t j) {
+    Line column = line_at(false, j);
+    line_map<kLogit>(column, own.line, own.map, own.row_scale);
+    if (problem.v2h)
+      apply(column, own.map, own.row_scale, packed_values(column), column.of(head.after_columns, channels), channels, 1.0f,
+            false);
+    if (problem.h2v)
+      apply(column, own.map, own.row_scale, column.of(head.after_rows, channels), column.of(out), problem.dv,
+            problem.path_weight(), false);
+  });
+  if (problem.v2h) {
+    team.barrier();
+    team.share(problem.height, [&](int64_t i) {
+      Line row = line_at(true, i);
+      if (!head.keeps_maps) line_map<kLogit>(row, own.line, own.map, own.row_scale);
+      apply(row, row_map(i), row_scale(i), row.of(head.after_columns, channels), row.of(out), problem.dv,
+            problem.path_weight(), problem.h2v);
+    });
+  }
+}
+
+}  // namespace
+
+PPMA_EXPORT int ppma_criss_cross(const Problem* problem, const View* out) {
+  auto body = problem->logit ? forward<true> : forward<false>;
+  return for_tasks(problem->batch * problem->heads, problem->threads, floats_of<HeadScratch>(*problem),
+                   floats_of<OwnScratch>(*problem, problem->longest_line()),
+                   [&](int64_t task, Team team, float* head, float* own) { body(*problem, *out, task, team, head, own); });
+}

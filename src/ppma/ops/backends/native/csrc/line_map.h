@@ -1,0 +1,117 @@
+// The masked attention map of one line: softmax(q k^T) * D or softmax(q k^T + log D).
+#pragma once
+
+#include <cstdint>
+
+#include "lines.h"
+#include "parallel.h"
+#include "problem.h"
+#include "product.h"
+#include "simd.h"
+
+namespace ppma {
+
+// Memory for the map of a line of up to `n` tokens. Matrices have rows padded to whole vectors.
+struct LineScratch {
+  float* queries;     // n x d
+  float* keys;        // d x n, times scale and log2(e)
+  float* decays;      // n x n
+  float* potentials;
+
+  LineScratch(Pieces& pieces, int64_t n, int64_t d)
+      : queries(pieces.take(n * padded(d))),
+        keys(pieces.take(d * padded(n))),
+        decays(pieces.take(n * padded(n))),
+        potentials(pieces.take(Potentials::size(n))) {}
+};
+
+// Scores in units of log 2, logits once the log mask is added; -inf in what pads a row.
+template <bool kLogit>
+inline void line_scores(const Line& line, const LineScratch& scratch, float* scores) {
+  const Problem& problem = line.problem;
+  int64_t n = line.size(), width = padded(n);
+  Tokens q = line.of(problem.q), k = line.of(problem.k), log_decay = line.of(line.log_decay());
+  pack_rows(q.data, q.stride, n, problem.d, scratch.queries);
+  pack_columns(k.data, k.stride, n, problem.d, problem.scale * kLog2E, scratch.keys, width);
+  product(rows_of(scratch.queries, padded(problem.d)), {scratch.keys, width}, n, width, problem.d, Store{scores, width});
+
+  Potentials potentials(scratch.potentials, log_decay.data, log_decay.stride, n);
+  IntVec inside = lane_index() < static_cast<int>(n - (width - kLanes));
+  for (int64_t j = 0; j < n; ++j) {
+    float* row = scores + j * width;
+    if (kLogit)
+      for (int64_t l = 0; l < width; l += kLanes) store(row + l, load(row + l) + potentials.log_decay(j, l));
+    float* last = row + width - kLanes;
+    store(last, select(inside, load(last), splat(-__builtin_inff())));
+  }
+  if (!kLogit) decay_block(potentials, 0, n, 0, n, scratch.decays, width);
+}
+
+// exp(scores - their largest), times `factors` if they are given, in place; returns the sum without the factors.
+inline float exponentiate(float* row, int64_t width, const float* factors) {
+  Vec top = load(row);
+  for (int64_t l = kLanes; l < width; l += kLanes) top = max(top, load(row + l));
+  float largest_score = largest(top);
+  Vec total{};
+  for (int64_t l = 0; l < width; l += kLanes) {
+    Vec p = exp2(load(row + l) - largest_score);
+    total += p;
+    store(row + l, factors ? p * load(factors + l) : p);
+  }
+  return sum(total);
+}
+
+// The map with each row still to be multiplied by its number in `row_scale`.
+template <bool kLogit>
+void line_map(const Line& line, const LineScratch& scratch, float* weights, float* row_scale) {
+  int64_t n = line.size(), width = padded(n);
+  line_scores<kLogit>(line, scratch, weights);
+  for (int64_t j = 0; j < n; ++j)
+    row_scale[j] = 1.0f / exponentiate(weights + j * width, width, kLogit ? nullptr : scratch.decays + j * width);
+}
+
+// The softmax, and the map that multiplies the values: the same for "logit", where `weights` is not written.
+template <bool kLogit>
+void line_map_and_softmax(const Line& line, const LineScratch& scratch, float* softmax, float* weights) {
+  int64_t n = line.size(), width = padded(n);
+  line_scores<kLogit>(line, scratch, softmax);
+  for (int64_t j = 0; j < n; ++j) {
+    float* row = softmax + j * width;
+    float inverse = 1.0f / exponentiate(row, width, nullptr);
+    for (int64_t l = 0; l < width; l += kLanes) {
+      Vec p = load(row + l) * inverse;
+      store(row + l, p);
+      if (!kLogit) store(weights + j * width + l, p * load(scratch.decays + j * width + l));
+    }
+  }
+}
+
+// From the gradient of the map to that of the scores, in place, and to that of the line's log-decays.
+template <bool kLogit>
+void line_map_backward(const Line& line, const float* softmax, const float* weights, float* gradient, float* potentials,
+                       const View& grad_log_decay) {
+  int64_t n = line.size(), width = padded(n);
+  for (int64_t l = 0; l < width; l += kLanes) store(potentials + l, Vec{});
+  for (int64_t j = 0; j < n; ++j) {
+    const float *p = softmax + j * width, *w = weights + j * width;
+    float* g = gradient + j * width;
+    Vec total{};
+    for (int64_t l = 0; l < width; l += kLanes) total += load(w + l) * load(g + l);
+    float mean = sum(total);
+    Vec across{};
+    for (int64_t l = 0; l < width; l += kLanes) {
+      Vec weighted = load(w + l) * load(g + l);
+      Vec of_score = weighted - load(p + l) * mean;
+      store(g + l, of_score);
+      // The log mask stands beside the score for "logit"; d log D = softmax * D * gradient for "hadamard".
+      Vec of_log = signed_by_position(kLogit ? of_score : weighted, j, l);
+      store(potentials + l, load(potentials + l) + of_log);
+      across += of_log;
+    }
+    potentials[j] -= sum(across);
+  }
+  Tokens log = line.of(line.log_decay()), grad = line.of(grad_log_decay);
+  log_decay_gradient(potentials, log.data, log.stride, n, grad.data, grad.stride);
+}
+
+}  // namespace ppma

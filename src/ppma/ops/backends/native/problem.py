@@ -1,0 +1,70 @@
+"""The arguments of the softmax attentions as the kernels see them: csrc/problem.h."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ppma.ops.backends.native import library
+from ppma.ops.backends.native.library import View
+from ppma.ops.layout import heads_last_empty
+
+
+class Problem(ctypes.Structure):
+    """`struct Problem`. Keeps its tensors alive."""
+
+    _fields_ = (
+        *((name, View) for name in ("q", "k", "v", "log_alpha", "log_beta")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "height", "width", "d", "dv")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("logit", "v2h", "h2v", "threads")),
+    )
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        combine: str,
+        paths: str,
+        scale: float,
+    ) -> None:
+        """Shapes as in `ppma.ops.layout`; channels that do not lie side by side are copied, and nothing else."""
+        self.tensors = (*map(unit_stride, (q, k, v)), log_alpha.float(), log_beta.float())
+        super().__init__(
+            *map(View.of, self.tensors),
+            *q.shape,
+            v.shape[-1],
+            scale,
+            combine == "logit",
+            paths != "h2v",
+            paths != "v2h",
+            library.threads(),
+        )
+
+
+class Gradients(ctypes.Structure):
+    """`struct Gradients`: the gradient of the output, and new tensors for those of the inputs."""
+
+    _fields_ = tuple((name, View) for name in ("out", "q", "k", "v", "log_alpha", "log_beta"))
+
+    def __init__(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Shapes as in `ppma.ops.layout`."""
+        self.grad = unit_stride(grad)
+        self.values = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
+        self.log_decays = tuple(torch.empty(q.shape[:-1]) for _ in range(2))
+        super().__init__(*map(View.of, (self.grad, *self.values, *self.log_decays)))
+
+    def results(self, *log_decay_dtypes: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of q, k, v, log_alpha and log_beta."""
+        log_alpha, log_beta = (
+            tensor.to(dtype) for tensor, dtype in zip(self.log_decays, log_decay_dtypes, strict=True)
+        )
+        return (*self.values, log_alpha, log_beta)
+
+
+def unit_stride(tensor: Tensor) -> Tensor:
+    """The tensor itself if its last axis has stride 1."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
