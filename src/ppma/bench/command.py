@@ -1,0 +1,84 @@
+"""`ppma bench`: which suite, how long, and where the numbers go."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from ppma.bench.report import MALLOC, Report, environment
+
+SUITES = ("ops", "models", "scaling", "floor", "against")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("other", nargs="?", help="against: FILE.py:callable, another implementation")
+    parser.add_argument("--model", default="ppma_tiny", help="models, floor, against (default: %(default)s)")
+    parser.add_argument("--operator", help="against: compare this operator instead of a model")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--size", type=int, default=224, help="height and width of the images")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (default: the suite's own)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print tables, write JSON."""
+    if args.device == "cuda":
+        from ppma.bench import gpu
+
+        reports = gpu.run(args.device)
+    else:
+        _settle_malloc()
+        reports = _reports(args)
+    where = environment()
+    for report in reports:
+        print(report.markdown(), end="\n\n")
+    print("Measured on: " + ", ".join(f"{name} {value}" for name, value in where.items()))
+    if args.json:
+        document = {"environment": where, "reports": [report.as_dict() for report in reports]}
+        args.json.write_text(json.dumps(document, indent=2) + "\n")
+        print(f"Written to {args.json}")
+    return 0
+
+
+def _reports(args: argparse.Namespace) -> list[Report]:
+    rounds = {} if args.rounds is None else {"rounds": args.rounds}
+    sizes = {"batch": args.batch, "size": args.size}
+    if args.suite == "ops":
+        from ppma.bench import ops
+
+        return ops.suite(**rounds)
+    if args.suite == "scaling":
+        from ppma.bench import scaling
+
+        return scaling.suite(**rounds)
+    if args.suite == "floor":
+        from ppma.bench import floor
+
+        return floor.suite(args.model, **sizes, **rounds)
+    if args.suite == "models":
+        from ppma.bench import models
+
+        return models.suite(args.model, **sizes, **rounds)
+    from ppma.bench import against
+
+    if args.other is None:
+        raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
+    other = against.load(args.other)
+    if args.operator:
+        return [against.compare_operator(other, args.operator, rounds=args.rounds or 9)]
+    return [against.compare_models(other, args.model, rounds=args.rounds or 9, **sizes)]
+
+
+def _settle_malloc() -> None:
+    """Start this command again with fixed malloc thresholds, which glibc reads only when a process starts."""
+    if sys.platform == "linux" and not all(name in os.environ for name in MALLOC):
+        os.execve(sys.executable, [sys.executable, *_command()], {**MALLOC, **os.environ})
+
+
+def _command() -> list[str]:
+    """The arguments that started this process, as the interpreter takes them."""
+    return sys.orig_argv[1:]

@@ -1,0 +1,119 @@
+"""The benchmark measures what it says. Nothing here asserts a speed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from ppma.bench import against, floor, memory, models, scaling
+from ppma.bench.report import MALLOC, Report, environment
+from ppma.bench.timing import Timings, interleave
+from ppma.ops import backends
+
+
+def test_contenders_take_turns():
+    order = []
+    timings = interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, shortest=0)
+    assert order[-6:] == ["a", "b"] * 3
+    assert [len(seconds) for seconds in timings.seconds.values()] == [3, 3]
+
+
+def test_speed_is_the_median_of_the_ratios_within_rounds():
+    timings = Timings({"fast": [1.0, 2.0, 10.0], "slow": [2.0, 6.0, 20.0]})
+    assert timings.speed("fast", than="slow") == 2.0
+    assert timings.median("fast") == 2.0
+
+
+def test_report_renders_and_serialises():
+    report = Report("title", ["name", "ratio", "count"], [["a", 1.234, 1000], ["bb", 250.0, 2]], ["a note"])
+    text = report.markdown()
+    assert "| a    |  1.23 | 1,000 |" in text
+    assert "| bb   |   250 |     2 |" in text
+    assert text.endswith("a note")
+    assert json.loads(json.dumps(report.as_dict()))["rows"][1] == {"name": "bb", "ratio": 250.0, "count": 2}
+
+
+def test_environment_names_what_matters():
+    assert {"cpu", "threads", "torch", "ppma", "native", "malloc"} <= set(environment())
+
+
+def allocate(megabytes):
+    """For the memory test: a call that needs twice as much at its peak as it returns."""
+
+    def call():
+        temporary = torch.ones(megabytes << 17)
+        return (temporary + 1).mul_(2)
+
+    return call
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_peak_memory_is_what_the_call_allocates(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    for warm in (False, True):
+        measured = memory.peak("test_bench:allocate", 64, warm=warm)
+        assert 64e6 < measured < 72e6
+
+
+def test_exponent_of_a_power_law():
+    sides = (8, 16, 32)
+    assert scaling.exponent(sides, [3 * (s * s) ** 1.5 for s in sides]) == pytest.approx(1.5)
+
+
+def test_floor_replays_the_products_of_the_model():
+    """As many linear layers and convolutions as the model has, and three products for each attention and path."""
+    model = timm.create_model("ppma_nano").eval()
+    calls = floor.record(model, torch.randn(1, 3, 32, 32))
+    layers = sum(isinstance(m, torch.nn.Linear | torch.nn.Conv2d) for m in model.modules())
+    decay_heads = sum(len(stage.blocks) for stage in model.stages)
+    attention = sum(2 if block.attn.kind == "full" else 6 for stage in model.stages for block in stage.blocks)
+    assert len(calls) == layers + decay_heads + attention
+    for call in calls:
+        assert isinstance(call(), torch.Tensor)
+
+
+def test_variants_run_inference_and_training():
+    for mode in ("inference", "train"):
+        variant = models.Variant("ppma_nano", mode, {"mask": "none"}, batch=2, size=32, excluded=("native",))
+        out = variant.step()()
+        assert torch.isfinite(out).all()
+
+
+def test_excluded_backends_are_not_used():
+    with backends.excluding("native"), pytest.raises(backends.BackendUnavailableError, match="excluded"):
+        backends.resolve("native", "scan", torch.device("cpu"), torch.float32)
+
+
+def test_against_another_operator(tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(
+        "import ppma\ndef attend(*t, **o):\n    return ppma.polyline_attention(*t, backend='torch', **o)\n"
+    )
+    loaded = against.load(f"{other}:attend")
+    small = against.Shape("small", 1, 2, 4, 8)
+    against.OPERATORS["polyline_attention"], before = [small], against.OPERATORS["polyline_attention"]
+    try:
+        report = against.compare_operator(loaded, "polyline_attention", rounds=2)
+    finally:
+        against.OPERATORS["polyline_attention"] = before
+    assert float(report.rows[0][-1]) < 1e-5
+    for wrong in ("nothing.py:f", f"{other}:missing", "no-colon"):
+        with pytest.raises(ValueError, match="against: expected"):
+            against.load(wrong)
+
+
+def test_malloc_is_settled_before_anything_is_measured():
+    """The command starts itself again with the thresholds set."""
+    code = (
+        "import sys, os; from ppma.bench import command; "
+        "os.execve = lambda path, argv, env: (print(env['MALLOC_TRIM_THRESHOLD_']), sys.exit(0)); "
+        "command._settle_malloc()"
+    )
+    env = {k: v for k, v in os.environ.items() if k not in MALLOC}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert run.stdout.strip() == MALLOC["MALLOC_TRIM_THRESHOLD_"]
