@@ -27,6 +27,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS["avx2"] = ["-mavx2", "-mfma"]
     INSTRUCTION_SETS["avx512"] = ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma"]
 
+COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 # Contraction to fused multiply-add is the only liberty taken. -ffast-math would make the linker add code that flushes
 # denormal numbers in the whole process.
 COMPILE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-Wall"]
@@ -40,32 +41,34 @@ class BuildKernels(build_ext):
         return os.path.join(*package, f"{name}.so")
 
     def build_extension(self, ext):
-        compiler = shlex.split(os.environ.get("CXX", "c++"))
         flags = [*COMPILE, *INSTRUCTION_SETS[ext.name.rpartition("_")[2]]]
         flags += shlex.split(os.environ.get("PPMA_NATIVE_FLAGS", ""))
         target = Path(self.get_ext_fullpath(ext.name))
         objects = Path(self.build_temp) / ext.name
         for folder in (target.parent, objects):
             folder.mkdir(parents=True, exist_ok=True)
-        for openmp in (["-fopenmp"], []):  # without OpenMP the kernels run on one thread
-            try:
-                self._build(compiler, [*flags, *openmp], objects, target)
-                return
-            except (OSError, subprocess.CalledProcessError) as error:
-                failure = error
-        self.warn(f"the native kernels were not built for {ext.name}: {failure}")
+        try:
+            flags += self._openmp(objects)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                compiled = list(pool.map(lambda source: self._compile(flags, source, objects), SOURCES))
+            self._run([*flags, "-shared", *compiled, "-o", str(target)])
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.warn(f"the native kernels were not built for {ext.name}: {error}")
 
-    def _build(self, compiler, flags, objects, target):
-        pairs = [(source, str(objects / f"{Path(source).stem}.o")) for source in SOURCES]
+    def _openmp(self, folder):
+        """The flag for OpenMP if the compiler has it; without it the kernels run on one thread."""
+        probe = folder / "openmp.cpp"
+        probe.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() == 0; }\n")
+        command = [*COMPILER, "-fopenmp", str(probe), "-o", str(probe.with_suffix(""))]
+        return ["-fopenmp"] if subprocess.run(command, capture_output=True).returncode == 0 else []
 
-        def compile_source(pair):
-            self.spawn_visibly([*compiler, *flags, "-c", pair[0], "-o", pair[1]])
+    def _compile(self, flags, source, folder):
+        compiled = str(folder / f"{Path(source).stem}.o")
+        self._run([*flags, "-c", source, "-o", compiled])
+        return compiled
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(compile_source, pairs))
-        self.spawn_visibly([*compiler, *flags, "-shared", *(pair[1] for pair in pairs), "-o", str(target)])
-
-    def spawn_visibly(self, command):
+    def _run(self, arguments):
+        command = [*COMPILER, *arguments]
         self.announce(shlex.join(command), level=2)
         subprocess.run(command, check=True)
 

@@ -18,11 +18,11 @@ struct OwnScratch {
   float* values;           // n x dv
   LineScratch line;
 
-  OwnScratch(Pieces& pieces, const Problem& problem, int64_t n)
-      : map(pieces.take(n * padded(n))),
-        row_scale(pieces.take(n)),
-        values(pieces.take(n * padded(problem.dv))),
-        line(pieces, n, problem.d) {}
+  OwnScratch(Arena& arena, const Problem& problem, int64_t n)
+      : map(arena.take(n * padded(n))),
+        row_scale(arena.take(n)),
+        values(arena.take(n * padded(problem.dv))),
+        line(arena, n, problem.d) {}
 };
 
 // The memory of one head, shared by the threads that work on it.
@@ -31,19 +31,19 @@ struct HeadScratch {
   bool keeps_maps;
   float *row_maps, *row_scales;
 
-  HeadScratch(Pieces& pieces, const Problem& problem)
-      : after_columns(pieces.take(problem.tokens() * padded(problem.dv))),
-        after_rows(pieces.take(problem.tokens() * padded(problem.dv))),
+  HeadScratch(Arena& arena, const Problem& problem)
+      : after_columns(arena.take(problem.tokens() * padded(problem.dv))),
+        after_rows(arena.take(problem.tokens() * padded(problem.dv))),
         keeps_maps(problem.v2h && problem.h2v && problem.tokens() * padded(problem.width) <= kKeptFloats),
-        row_maps(pieces.take(keeps_maps ? problem.tokens() * padded(problem.width) : 0)),
-        row_scales(pieces.take(keeps_maps ? problem.tokens() : 0)) {}
+        row_maps(arena.take(keeps_maps ? problem.tokens() * padded(problem.width) : 0)),
+        row_scales(arena.take(keeps_maps ? problem.tokens() : 0)) {}
 };
 
 template <bool kLogit>
 void forward(const Problem& problem, const View& out, int64_t task, Team team, float* head_memory, float* own_memory) {
-  Pieces head_pieces(head_memory), own_pieces(own_memory);
-  HeadScratch head(head_pieces, problem);
-  OwnScratch own(own_pieces, problem, problem.longest_line());
+  Arena head_arena(head_memory), own_arena(own_memory);
+  HeadScratch head(head_arena, problem);
+  OwnScratch own(own_arena, problem, problem.longest_line());
   int64_t channels = padded(problem.dv);
   auto line_at = [&](bool row, int64_t index) {
     return Line{problem, task / problem.heads, task % problem.heads, row, index};

@@ -22,33 +22,33 @@ struct OwnScratch {
   float* potentials;                    // n
   LineScratch line;
 
-  OwnScratch(Pieces& pieces, const Problem& problem, int64_t n)
-      : softmax(pieces.take(n * padded(n))),
-        weights(problem.logit ? softmax : pieces.take(n * padded(n))),
-        gradient(pieces.take(n * padded(n))),
-        values(pieces.take(n * padded(problem.dv))),
-        grad_out(pieces.take(n * padded(problem.dv))),
-        transposed(pieces.take(problem.dv * padded(n))),
-        keys(pieces.take(n * padded(problem.d))),
-        potentials(pieces.take(padded(n))),
-        line(pieces, n, problem.d) {}
+  OwnScratch(Arena& arena, const Problem& problem, int64_t n)
+      : softmax(arena.take(n * padded(n))),
+        weights(problem.logit ? softmax : arena.take(n * padded(n))),
+        gradient(arena.take(n * padded(n))),
+        values(arena.take(n * padded(problem.dv))),
+        grad_out(arena.take(n * padded(problem.dv))),
+        transposed(arena.take(problem.dv * padded(n))),
+        keys(arena.take(n * padded(problem.d))),
+        potentials(arena.take(padded(n))),
+        line(arena, n, problem.d) {}
 };
 
 // The memory of one head, shared by the threads that work on it: Z, Y and their gradients, tokens x dv.
 struct HeadScratch {
   float *after_columns, *after_rows, *grad_after_columns, *grad_after_rows;
 
-  HeadScratch(Pieces& pieces, const Problem& problem)
-      : after_columns(pieces.take(problem.tokens() * padded(problem.dv))),
-        after_rows(pieces.take(problem.tokens() * padded(problem.dv))),
-        grad_after_columns(pieces.take(problem.tokens() * padded(problem.dv))),
-        grad_after_rows(pieces.take(problem.tokens() * padded(problem.dv))) {}
+  HeadScratch(Arena& arena, const Problem& problem)
+      : after_columns(arena.take(problem.tokens() * padded(problem.dv))),
+        after_rows(arena.take(problem.tokens() * padded(problem.dv))),
+        grad_after_columns(arena.take(problem.tokens() * padded(problem.dv))),
+        grad_after_rows(arena.take(problem.tokens() * padded(problem.dv))) {}
 };
 
 template <bool kLogit>
 class Backward {
  public:
-  Backward(const Problem& problem, const Gradients& gradients, int64_t task, Pieces head, Pieces own)
+  Backward(const Problem& problem, const Gradients& gradients, int64_t task, Arena head, Arena own)
       : problem_(problem),
         gradients_(gradients),
         task_(task),
@@ -161,7 +161,7 @@ int backward(const Problem& problem, const Gradients& gradients) {
   return for_tasks(problem.batch * problem.heads, problem.threads, floats_of<HeadScratch>(problem),
                    floats_of<OwnScratch>(problem, problem.longest_line()),
                    [&](int64_t task, Team team, float* head, float* own) {
-                     Backward<kLogit>(problem, gradients, task, Pieces(head), Pieces(own)).run(team);
+                     Backward<kLogit>(problem, gradients, task, Arena(head), Arena(own)).run(team);
                    });
 }
 

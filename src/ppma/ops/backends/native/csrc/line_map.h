@@ -18,11 +18,11 @@ struct LineScratch {
   float* decays;      // n x n
   float* potentials;
 
-  LineScratch(Pieces& pieces, int64_t n, int64_t d)
-      : queries(pieces.take(n * padded(d))),
-        keys(pieces.take(d * padded(n))),
-        decays(pieces.take(n * padded(n))),
-        potentials(pieces.take(Potentials::size(n))) {}
+  LineScratch(Arena& arena, int64_t n, int64_t d)
+      : queries(arena.take(n * padded(d))),
+        keys(arena.take(d * padded(n))),
+        decays(arena.take(n * padded(n))),
+        potentials(arena.take(Potentials::size(n))) {}
 };
 
 // Scores in units of log 2, logits once the log mask is added; -inf in what pads a row.

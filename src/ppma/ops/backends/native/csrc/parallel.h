@@ -59,15 +59,15 @@ class Scratch {
   size_t count_ = 0;
 };
 
-// Divides memory into pieces aligned to a cache line; without memory it only counts how much they take.
-class Pieces {
+// Divides memory into parts aligned to a cache line; without memory it only counts how much they take.
+class Arena {
  public:
-  explicit Pieces(float* memory) : memory_(memory) {}
+  explicit Arena(float* memory) : memory_(memory) {}
 
   float* take(int64_t count) {
-    float* piece = memory_ ? memory_ + taken_ : nullptr;
+    float* part = memory_ ? memory_ + taken_ : nullptr;
     taken_ += (count + 15) / 16 * 16;
-    return piece;
+    return part;
   }
 
   int64_t taken() const { return taken_; }
@@ -77,12 +77,12 @@ class Pieces {
   int64_t taken_ = 0;
 };
 
-// How many floats the pieces of a `Layout` take, which it takes in its constructor.
+// How many floats a `Layout` takes from an arena, which it does in its constructor.
 template <class Layout, class... Arguments>
 int64_t floats_of(const Arguments&... arguments) {
-  Pieces pieces(nullptr);
-  Layout(pieces, arguments...);
-  return pieces.taken();
+  Arena arena(nullptr);
+  Layout(arena, arguments...);
+  return arena.taken();
 }
 
 // The threads that work on one task together; each runs the same code.
@@ -98,9 +98,11 @@ struct Team {
 
   // Waits until all have come here.
   void barrier() const {
+#if defined(_OPENMP)
     if (size > 1) {
 #pragma omp barrier
     }
+#endif
   }
 };
 
