@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Iterable
 
+import torch.nn.functional as F
 from timm.layers import LayerScale
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_weights
 
 from ppma.layers.block import PolylineBlock
@@ -12,6 +13,28 @@ from ppma.layers.stem import Downsample, Stem
 from ppma.models.head import ClassifierHead
 
 BatchNorm = nn.BatchNorm2d
+
+
+class PointwiseLinear(nn.Linear):
+    """A linear layer that runs on the CPU as a 1x1 convolution.
+
+    PyTorch gives convolutions to oneDNN and matrix products to MKL, which is slower on CPUs of other makers.
+    """
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> "PointwiseLinear":
+        """The same layer with the same parameters."""
+        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        layer.weight, layer.bias = linear.weight, linear.bias
+        return layer.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features)."""
+        if x.device.type != "cpu":
+            return super().forward(x)
+        pixels = x.reshape(1, -1, 1, self.in_features).permute(0, 3, 1, 2)
+        out = F.conv2d(pixels, self.weight[:, :, None, None], self.bias)
+        return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], self.out_features)
 
 
 def optimize_for_inference(model: nn.Module) -> nn.Module:
@@ -47,6 +70,10 @@ def optimize_for_inference(model: nn.Module) -> nn.Module:
             _fold_scale(module.ffn.reduce, module.ffn_scale)
             module.attn_scale = module.ffn_scale = nn.Identity()
             module.drop_path = nn.Identity()
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                setattr(module, name, PointwiseLinear.of(child))
     return model
 
 
