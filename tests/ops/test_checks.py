@@ -139,3 +139,34 @@ def test_import_needs_torch_and_timm_only():
         for module in (", ppma", "")
     )
     assert ours == theirs
+
+
+def test_without_compiler_triton_and_extras_the_torch_backend_serves(tmp_path):
+    missing = [
+        "triton",
+        "matplotlib",
+        "gradio",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "transformers",
+        "tensorboard",
+        "rich",
+    ]
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing!r}))
+import torch, timm, ppma
+q, k, v = torch.randn(3, 2, 3, 4, 8)
+out = ppma.polyline_attention(q, k, v, *-torch.rand(2, 2, 3, 4))
+assert torch.isfinite(timm.create_model("ppma_nano").eval()(torch.randn(1, 3, 32, 32))).all()
+try:
+    ppma.criss_cross_attention(q, k, v, *-torch.rand(2, 2, 3, 4), backend="native")
+except ppma.BackendUnavailableError as error:
+    print(error)
+"""
+    env = {**os.environ, "PPMA_NATIVE_DIR": str(tmp_path)}
+    env.pop("PPMA_NATIVE_ISA", None)
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "the native library was not built" in run.stdout
