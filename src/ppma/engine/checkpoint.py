@@ -1,0 +1,132 @@
+"""Checkpoints that survive crashes: written beside, synced, renamed; read without running pickled code."""
+
+import io
+import os
+import pickle
+import random
+import re
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ppma.engine.distributed import World
+
+FOLDER = "checkpoints"
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+class UnreadableCheckpointError(ValueError):
+    """A checkpoint file that is damaged or not one of ours."""
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that, whenever the machine stops, there is either the old one or the new one, complete."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a training state: tensors and plain values only, so that it can be read without running code."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, buffer.getbuffer())
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a training state, on the CPU; every part is checked against its checksum."""
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint: expected a file, found none at {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise UnreadableCheckpointError(f"{path}: damaged ({damaged})")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, OSError) as error:
+        raise UnreadableCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({error})") from None
+    if not isinstance(state, dict) or not {"step", "model", "optimizer", "rng"} <= state.keys():
+        raise UnreadableCheckpointError(f"{path}: not a training checkpoint")
+    return state
+
+
+def path_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / FOLDER / f"step-{step:08d}.pt"
+
+
+def steps(run: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    found = (_NAME.fullmatch(path.name) for path in (run / FOLDER).glob("step-*.pt"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def newest(run: Path) -> dict[str, Any] | None:
+    """The newest readable checkpoint of a run; damaged ones are left out with a warning."""
+    for step in reversed(steps(run)):
+        try:
+            return load(path_of(run, step))
+        except UnreadableCheckpointError as error:
+            warnings.warn(f"skipping {error}", stacklevel=2)
+    return None
+
+
+def keep_only(run: Path, count: int, best: int | None) -> None:
+    """Delete all but the newest `count` checkpoints and the best."""
+    for step in steps(run)[:-count]:
+        if step != best:
+            path_of(run, step).unlink()
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of this process's random generators, in plain values and tensors."""
+    version, words, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    state = {
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Continue the random generators where `rng_state` found them."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def restore_rng(states: list[dict[str, Any]], world: World) -> None:
+    """Continue this process's generators; with another number of processes than before they start from the seed."""
+    if len(states) == world.size:
+        set_rng_state(states[world.rank])
+    elif world.main:
+        warnings.warn(
+            f"the checkpoint is of {len(states)} processes, this run has {world.size}: the same batches follow, "
+            "but dropout and mixing differ from an uninterrupted run",
+            stacklevel=2,
+        )

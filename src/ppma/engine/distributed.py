@@ -1,0 +1,132 @@
+"""Processes: one alone, or several under torchrun (gloo on CPUs, NCCL on GPUs)."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among all."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a tensor over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+            values = values / self.size
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """A picklable value from every process, in every process."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """The main process's value in every process."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def share(self, model: nn.Module) -> None:
+        """Give every process the main process's weights and statistics."""
+        if self.size > 1:
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
+
+@contextlib.contextmanager
+def world() -> Iterator[World]:
+    """Join the other processes if torchrun started this one, and leave them at the end."""
+    gpu = torch.cuda.is_available()
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield World(device=torch.device("cuda" if gpu else "cpu"))
+        return
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """All-reduce whose gradient is all-reduced too: every process's loss depends on every process's summand."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm with the statistics of all processes, on any device.
+
+    `nn.SyncBatchNorm` refuses CPU tensors, and its conversion would drop what a subclass does around the norm. The
+    variance is taken in a second pass, which float32 needs.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        wide = x if x.dtype == torch.float64 else x.float()
+        entries = wide.new_tensor([wide.numel() / wide.shape[1]])
+        total = _SumOverProcesses.apply(torch.cat((wide.sum((0, 2, 3)), entries)))
+        mean, count = total[:-1] / total[-1], total[-1]
+        centred = wide - mean[:, None, None]
+        variance = _SumOverProcesses.apply(centred.square().sum((0, 2, 3))) / count
+        self._track(mean.detach(), variance.detach(), count.detach())
+        out = centred * (variance + self.eps).rsqrt()[:, None, None]
+        if self.weight is not None:
+            out = out * self.weight[:, None, None] + self.bias[:, None, None]
+        return out.to(x.dtype)
+
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+def synchronise_batch_norm(model: nn.Module) -> None:
+    """Make every 2D batch norm of the model, subclasses too, take its statistics over all processes."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and not isinstance(module, SyncBatchNorm2d):
+            kind = type(module)
+            # A subclass calls the norm by super().forward; placed after it, the synchronised norm is what it reaches.
+            module.__class__ = (
+                SyncBatchNorm2d if kind is nn.BatchNorm2d else type(f"Sync{kind.__name__}", (kind, SyncBatchNorm2d), {})
+            )

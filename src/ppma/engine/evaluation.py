@@ -1,0 +1,98 @@
+"""Evaluation: every held-out sample once, over all processes."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from ppma.engine.distributed import World
+from ppma.engine.log import ProgressLine
+from ppma.engine.stream import eval_batches, to_device
+from ppma.engine.task import Metrics
+
+AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TooManyBrokenError(RuntimeError):
+    """More samples could not be read than the configuration allows."""
+
+
+class BrokenSamples:
+    """Counts samples that could not be read, and tells each once."""
+
+    def __init__(self, limit: int, say: Callable[[str], None] = print) -> None:
+        self.limit, self.say = limit, say
+        self.seen: set[str] = set()
+
+    def note(self, messages: list[str]) -> None:
+        """Take note; raises when there are more than the limit."""
+        for message in messages:
+            if message not in self.seen:
+                self.seen.add(message)
+                self.say(f"skipped: {message}")
+        if len(self.seen) > self.limit:
+            raise TooManyBrokenError(
+                f"{len(self.seen)} broken samples, more than max_broken = {self.limit}; the last: {messages[-1]}"
+            )
+
+
+def autocast(amp: str, device: torch.device) -> torch.autocast:
+    """Mixed precision as the configuration says."""
+    dtype = AMP_DTYPES[amp]
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    metrics: Metrics,
+    dataset: Dataset,
+    collate: Callable[[list[Any]], Any],
+    *,
+    batch_size: int,
+    workers: int,
+    world: World,
+    broken: BrokenSamples,
+    amp: str = "none",
+    title: str = "evaluate",
+) -> dict[str, float]:
+    """What the task measures, with `count` (samples) and `per_second` (throughput, loading included).
+
+    Args:
+        model: on the device of `world`; left in the mode it came in.
+        metrics: fresh, from the task.
+        dataset: held-out samples.
+        collate: of the task.
+        batch_size: for one process.
+        workers: loader processes.
+        world: this process among all.
+        broken: counts what could not be read.
+        amp: "none", "bf16" or "fp16".
+        title: of the progress bar.
+    """
+    training = model.training
+    model.eval()
+    begun, count = time.monotonic(), 0
+    batches = eval_batches(dataset, collate, batch_size=batch_size, workers=workers, world=world)
+    progress = ProgressLine(title, len(dataset), enabled=world.main, unit="samples")  # type: ignore[arg-type]
+    try:
+        for batch in batches:
+            broken.note(batch.broken)
+            if batch.data is not None:
+                with autocast(amp, world.device):
+                    metrics.update(model, to_device(batch.data, world.device))
+            count += batch.size
+            progress.update(count * world.size)
+    finally:
+        progress.close()
+        model.train(training)
+    gathered = world.gather((metrics.state(), count))
+    counted = sum(part for _, part in gathered)
+    if counted == 0:
+        raise ValueError("evaluation data: expected at least one readable sample, found none")
+    computed = metrics.compute([state for state, _ in gathered]) if world.main else None
+    measured: dict[str, float] = world.broadcast(computed)
+    return {**measured, "count": counted, "per_second": counted / (time.monotonic() - begun)}

@@ -1,0 +1,160 @@
+"""What a run tells: rows of metrics.csv, TensorBoard, a progress bar or lines, curves at the end."""
+
+import csv
+import io
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ppma.engine.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = "metrics.csv"
+LINE_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
+
+Row = dict[str, float]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.csv; cells that were not measured are left out."""
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
+
+
+class MetricsLog:
+    """metrics.csv, and TensorBoard's events beside it.
+
+    Args:
+        run: folder of the run.
+        step: where the run starts; rows of this step and after it, from an interrupted run, are dropped.
+        tensorboard: write events too, where TensorBoard is installed.
+    """
+
+    def __init__(self, run: Path, step: int, *, tensorboard: bool = True) -> None:
+        self.path = run / METRICS
+        self.rows = [row for row in read_rows(self.path) if row["step"] < step]
+        self._write()
+        self.events: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
+
+    def add(self, row: Row) -> None:
+        """Append a row; a name not seen before makes the file anew, with its column."""
+        self.rows.append(row)
+        if set(row) <= set(self.columns):
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
+                self._writer(file).writerow({key: _cell(value) for key, value in row.items()})
+        else:
+            self._write()
+        if self.events is not None:
+            for key, value in row.items():
+                if key != "step":
+                    self.events.add_scalar(key, value, int(row["step"]))
+
+    def _write(self) -> None:
+        self.columns = list(dict.fromkeys(key for row in self.rows for key in row)) or ["step"]
+        text = io.StringIO()
+        writer = self._writer(text)
+        writer.writeheader()
+        writer.writerows([{key: _cell(value) for key, value in row.items()} for row in self.rows])
+        write_atomically(self.path, text.getvalue().encode())
+
+    def _writer(self, file: TextIO) -> csv.DictWriter:
+        return csv.DictWriter(file, self.columns, restval="", lineterminator="\n")
+
+    def close(self) -> None:
+        """Finish the events file."""
+        if self.events is not None:
+            self.events.close()
+
+
+def _cell(value: float) -> str:
+    return str(int(value)) if math.isfinite(value) and float(value).is_integer() else repr(float(value))
+
+
+class ProgressLine:
+    """A bar on a terminal, else a line now and then; nothing in processes that do not print."""
+
+    def __init__(self, title: str, total: int, done: int = 0, *, enabled: bool = True, unit: str = "steps") -> None:
+        self.title, self.total, self.first, self.enabled, self.unit = title, total, done, enabled, unit
+        self.console = Console(stderr=True)
+        self.begun = self.said = time.monotonic()
+        self.bar: Progress | None = None
+        if enabled and self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self.console,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task(title, total=total, completed=done, note="")
+
+    def update(self, done: int, note: str = "") -> None:
+        """Show how far it is."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, note=note)
+        elif self.enabled and (time.monotonic() - self.said >= LINE_SECONDS):
+            self.said = time.monotonic()
+            left = (self.said - self.begun) / max(done - self.first, 1) * (self.total - done)
+            self.say(f"{self.title}: {done}/{self.total} {self.unit}, ETA {_duration(left)}, {note}".rstrip(", "))
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self.enabled:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Metrics in one line."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def curves(rows: list[Row]) -> "Figure":
+    """Losses on the left, what the evaluations measured on the right, over steps."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    losses = [name for name in names if name.endswith("loss")]
+    measured = [
+        name for name in names if name.startswith("val_") and not name.endswith(("loss", "_count", "_per_second"))
+    ]
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    for axis, title, chosen in zip(figure.subplots(1, 2), ("loss", "metrics"), (losses, measured), strict=True):
+        for name in chosen:
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            axis.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
+        axis.set_xlabel("step")
+        axis.set_title(title)
+        axis.grid(alpha=0.3)
+        if chosen:
+            axis.legend()
+    return figure

@@ -1,0 +1,42 @@
+"""SIGTERM and Ctrl-C as a request that the loop answers between two steps."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+
+class StoppedError(RuntimeError):
+    """The run was asked to stop and has saved; `signal` says by what."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
+
+class StopRequest:
+    """Which signal asked to stop, 0 for none."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: leave at once
+        self.signal = number
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Catch SIGTERM and SIGINT inside the context; does nothing outside the main thread."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,374 @@
+"""The training loop."""
+
+import contextlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ppma import config as configs
+from ppma.engine import checkpoint, optim
+from ppma.engine.config import RunConfig
+from ppma.engine.distributed import World, synchronise_batch_norm
+from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
+from ppma.engine.log import MetricsLog, ProgressLine, curves, format_metrics
+from ppma.engine.seeds import seed_process
+from ppma.engine.signals import StoppedError, StopRequest, stop_request
+from ppma.engine.stream import Batch, to_device, train_batches
+from ppma.engine.task import Task
+
+SUMMARY = "summary.json"
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became NaN or infinite; the state before that step was saved."""
+
+
+class Trainer:
+    """One run of a task in one folder.
+
+    The state of a run is what `state` returns, and everything else follows from the configuration and the step: so a
+    run continues from any checkpoint as if it had never stopped.
+
+    Args:
+        task: model, data, loss, metrics.
+        run: the folder that is written to, by the main process only.
+        world: this process among all.
+        resume: "none", "auto" (newest readable checkpoint of the folder, if any) or the path of a checkpoint.
+        tensorboard: write TensorBoard events too.
+    """
+
+    def __init__(self, task: Task, run: Path, world: World, *, resume: str = "none", tensorboard: bool = True) -> None:
+        self.task, self.run, self.world = task, run, world
+        config: RunConfig = task.config
+        self.config = config
+        micro = world.size * config.accumulate
+        configs.require(
+            config.batch_size % micro == 0,
+            "batch_size",
+            f"a multiple of {world.size} processes x {config.accumulate} accumulated micro-batches",
+            config.batch_size,
+        )
+        restored = self._find_checkpoint(resume)
+        seed_process(config.seed, deterministic=config.deterministic)
+        self.train_data, self.eval_data = task.train_data(), dict(task.eval_data())
+        samples = len(self.train_data)  # type: ignore[arg-type]
+        configs.require(samples >= config.batch_size, "batch_size", f"at most the {samples} samples", config.batch_size)
+        self.steps_per_epoch = samples // config.batch_size
+        self.steps = config.steps or max(1, round((config.epochs or 0) * self.steps_per_epoch))
+        self._build()
+        self.step, self.seconds = 0, 0.0
+        self.best, self.best_step = -math.inf, 0
+        self.sums: dict[str, float] = {}
+        self.summed = 0
+        seed_process(config.seed, world.rank, deterministic=config.deterministic)
+        if restored is not None:
+            self.load(restored)
+        if world.main:
+            run.mkdir(parents=True, exist_ok=True)
+            configs.write(config, run / "config.yaml")
+        self.log = MetricsLog(run, self.step, tensorboard=tensorboard) if world.main else None
+        self.progress = ProgressLine("train", self.steps, self.step, enabled=world.main)
+        self.broken = BrokenSamples(config.max_broken, self.progress.say)
+
+    def _build(self) -> None:
+        config, world = self.config, self.world
+        self.model = self.task.model().to(world.device)
+        if config.sync_batch_norm and world.size > 1:
+            synchronise_batch_norm(self.model)
+        self.parallel: nn.Module = self.model
+        if world.size > 1:
+            # Synchronised norms have the same statistics everywhere; else the main process's are the ones that count.
+            self.parallel = DistributedDataParallel(
+                self.model,
+                device_ids=[world.device.index] if world.device.type == "cuda" else None,
+                broadcast_buffers=not config.sync_batch_norm,
+            )
+        self.optimizer = optim.make_optimizer(config, self.model)
+        self.schedule = optim.make_schedule(
+            config, self.optimizer, steps=self.steps, steps_per_epoch=self.steps_per_epoch
+        )
+        self.ema = optim.make_ema(config, self.model)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
+
+    def _find_checkpoint(self, resume: str) -> dict[str, Any] | None:
+        if resume != "none":
+            state = checkpoint.newest(self.run) if resume == "auto" else checkpoint.load(Path(resume))
+            found_by_all = self.world.gather(state and state["step"])
+            if len(set(found_by_all)) > 1:
+                raise ValueError(
+                    f"out: expected a folder that all processes share, they found the steps {found_by_all}"
+                )
+            return state
+        found = checkpoint.steps(self.run)
+        if found:
+            raise ValueError(
+                f"out: {self.run} holds a run at step {found[-1]}; --resume auto continues it, or choose another folder"
+            )
+        return None
+
+    @property
+    def usable(self) -> nn.Module:
+        """The model to evaluate and save: the moving average where there is one."""
+        return optim.weights_to_use(self.model, self.ema)
+
+    def state(self, rng: Sequence[Any]) -> dict[str, Any]:
+        """Everything that a run needs to go on, and where it comes from.
+
+        Args:
+            rng: the random generators of every process.
+        """
+        return {
+            "step": self.step,
+            "sampler": {
+                "epoch": self.step // self.steps_per_epoch,
+                "position": self.step % self.steps_per_epoch * self.config.batch_size,
+            },
+            "model": self.model.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": {"step": self.step, "lr": [group["lr"] for group in self.optimizer.param_groups]},
+            "scaler": self.scaler.state_dict(),
+            "rng": list(rng),
+            "best": {"value": self.best, "step": self.best_step},
+            "log": {"sums": self.sums, "summed": self.summed, "seconds": self.seconds},
+            "config": configs.to_dict(self.config),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        changes = configs.differences(state["config"], configs.to_dict(self.config))
+        if changes and self.world.main:
+            warnings.warn("the configuration changed since the checkpoint: " + "; ".join(changes), stacklevel=2)
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"] or state["model"])
+        optim.load_optimizer(self.optimizer, state["optimizer"])
+        for group, lr in zip(self.optimizer.param_groups, state["schedule"]["lr"], strict=True):
+            group["lr"] = lr
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.best, self.best_step = state["best"]["value"], state["best"]["step"]
+        self.sums, self.summed = dict(state["log"]["sums"]), state["log"]["summed"]
+        self.seconds = state["log"]["seconds"]
+        checkpoint.restore_rng(state["rng"], self.world)
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint; a disk that refuses leaves the earlier ones as they are."""
+        rng = self.world.gather(checkpoint.rng_state())
+        if not self.world.main:
+            return
+        try:
+            checkpoint.save(path, self.state(rng))
+        except OSError as error:
+            warnings.warn(f"checkpoint not written, the earlier ones are kept: {error}", stacklevel=2)
+            return
+        checkpoint.keep_only(self.run, self.config.keep, self.best_step)
+
+    def train(self) -> dict[str, Any]:
+        """Run to the end; returns what summary.json holds.
+
+        Raises:
+            StoppedError: asked to stop, after saving.
+            NonFiniteLossError: after saving.
+        """
+        batches = train_batches(
+            self.train_data,
+            self.task.collate,
+            seed=self.config.seed,
+            batch_size=self.config.batch_size,
+            accumulate=self.config.accumulate,
+            repeats=self.config.repeats,
+            workers=self.config.workers,
+            world=self.world,
+            steps=range(self.step, self.steps),
+        )
+        self.began = time.monotonic() - self.seconds
+        try:
+            with stop_request() as request:
+                self._mark()
+                while self.step < self.steps:
+                    self._step(batches, request)
+                    if self._due(self.config.checkpoint_steps) or self._evaluation_due():
+                        self.save(checkpoint.path_of(self.run, self.step))
+                    self._mark()
+            return self._finish()
+        finally:
+            self.progress.close()
+            if self.log is not None:
+                self.log.close()
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.step % every == 0 and self.step > 0
+
+    def _evaluation_due(self) -> bool:
+        return self.step == self.steps or self._due(
+            self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
+        )
+
+    def _step(self, batches: Iterator[Batch], request: StopRequest) -> None:
+        """One optimizer step."""
+        config, world = self.config, self.world
+        self.parallel.train()
+        self.schedule.step_update(self.step)
+        lr = max(group["lr"] for group in self.optimizer.param_groups)
+        losses: dict[str, torch.Tensor] = {}
+        keys = []
+        for micro in range(config.accumulate):
+            batch = next(batches)
+            self.broken.note(batch.broken)
+            keys += batch.keys
+            with self._exchange(last=micro == config.accumulate - 1):
+                with autocast(config.amp, world.device):
+                    parts = self.task.loss(self.parallel, to_device(batch.data, world.device))
+                    loss = torch.stack(list(parts.values())).sum() / config.accumulate
+                self.scaler.scale(loss).backward()
+            for name, part in parts.items():
+                losses[name] = losses.get(name, 0) + part.detach() / config.accumulate
+        reported = torch.stack([*(value.double() for value in losses.values()), self._flag(request)])
+        *values, stop = world.mean(reported).tolist()
+        if not all(map(math.isfinite, values)):
+            self._stop_non_finite(dict(zip(losses, values, strict=True)), lr, [key.sample for key in keys])
+        if config.clip_grad is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if self.ema is not None:
+            self.ema.update(self.model, step=self.step)
+        for name, value in zip(losses, values, strict=True):
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.summed += 1
+        self.seconds = time.monotonic() - self.began
+        rate = config.batch_size / max(self.seconds / self.step, 1e-9)
+        self.progress.update(self.step, f"loss {sum(values):.4f}, lr {lr:.3g}, {rate:.0f} samples/s")
+        if stop:
+            self._stop(request)
+
+    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Gradients are exchanged between processes in the last micro-batch of a step only."""
+        if last or not isinstance(self.parallel, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self.parallel.no_sync()
+
+    def _flag(self, request: StopRequest) -> torch.Tensor:
+        return torch.tensor(float(request.signal), dtype=torch.float64, device=self.world.device)
+
+    def _stop(self, request: StopRequest) -> None:
+        path = checkpoint.path_of(self.run, self.step)
+        self.save(path)
+        raise StoppedError(
+            f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues", request.signal
+        )
+
+    def _stop_non_finite(self, losses: dict[str, float], lr: float, samples: list[int]) -> None:
+        path = self.run / checkpoint.FOLDER / f"failed-{self.step:08d}.pt"
+        self.optimizer.zero_grad(set_to_none=True)
+        self.save(path)
+        shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
+        raise NonFiniteLossError(
+            f"loss is {format_metrics(losses)} at step {self.step} (epoch {self.step // self.steps_per_epoch}, "
+            f"samples {shown}), learning rate {lr:.4g}; the state before this step is in {path}: try a smaller lr, "
+            "clip_grad or amp: none, with --resume and that path or an earlier checkpoint"
+        )
+
+    def _mark(self) -> None:
+        """Where a row is due: evaluate if that is due too, and write it.
+
+        A checkpoint of this step was saved before, so a run that ends in here repeats this and nothing else.
+        """
+        evaluation = self._evaluation_due() and self.step > 0
+        if not evaluation and not (self._due(self.config.log_steps) and self.summed):
+            return
+        row: dict[str, float] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "seconds": self.seconds}
+        row["lr"] = max(group["lr"] for group in self.optimizer.param_groups)
+        if self.summed:
+            row["train_loss"] = sum(self.sums.values()) / self.summed
+            if len(self.sums) > 1:
+                row |= {f"train_{name}": total / self.summed for name, total in self.sums.items()}
+            row["samples_per_second"] = self.step * self.config.batch_size / max(self.seconds, 1e-9)
+        if evaluation:
+            row |= self._evaluate()
+        self.sums, self.summed = {}, 0
+        if self.log is not None:
+            self.log.add(row)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Measure the weights to use on the validation data, and write them where users look for them."""
+        measured = self._measure("val") if "val" in self.eval_data else {}
+        value = measured.get(f"val_{self.task.best}", math.inf)
+        improved = not measured or self.best_step == 0 or value > self.best
+        if improved:
+            self.best, self.best_step = value, self.step
+        if self.world.main:
+            self.task.save_weights(self.usable, self.run / "last.safetensors")
+            if improved:
+                self.task.save_weights(self.usable, self.run / "best.safetensors")
+        self.progress.say(f"step {self.step}/{self.steps}: {format_metrics(measured)}{' (best)' if improved else ''}")
+        return measured
+
+    def _measure(self, split: str) -> dict[str, float]:
+        measured = evaluate(
+            self.usable,
+            self.task.metrics(),
+            self.eval_data[split],
+            self.task.collate,
+            batch_size=self.config.batch_size // (self.world.size * self.config.accumulate),
+            workers=self.config.workers,
+            world=self.world,
+            broken=self.broken,
+            amp=self.config.amp,
+            title=split,
+        )
+        return {f"{split}_{name}": value for name, value in measured.items()}
+
+    def _finish(self) -> dict[str, Any]:
+        """Measure the best weights on data that chose nothing, and write the summary and the curves."""
+        others = [split for split in self.eval_data if split != "val"]
+        if others:
+            if self.world.main:
+                self._load_best()
+            self.world.share(self.usable)
+        final = {key: value for split in others for key, value in self._measure(split).items()}
+        summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
+        if self.log is not None:
+            summary |= self._summary()
+            checkpoint.write_atomically(self.run / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+            curves(self.log.rows).savefig(self.run / "curves.png", dpi=120)
+        return self.world.broadcast(summary)
+
+    def _load_best(self) -> None:
+        if self.best_step == self.step:
+            return
+        try:
+            state = checkpoint.load(checkpoint.path_of(self.run, self.best_step))
+        except (FileNotFoundError, checkpoint.UnreadableCheckpointError) as error:
+            warnings.warn(f"measuring the last weights instead of the best: {error}", stacklevel=2)
+            return
+        self.usable.load_state_dict(state["model"] if self.ema is None else state["ema"])
+
+    def _summary(self) -> dict[str, Any]:
+        assert self.log is not None
+        by_step = {row["step"]: row for row in self.log.rows}
+        best, last = by_step.get(self.best_step, {}), by_step[self.step]
+        return {
+            **{name: value for name, value in best.items() if name.startswith("val_")},
+            "best_step": self.best_step,
+            "last": {name: value for name, value in last.items() if name != "step"},
+            "samples_per_second": last.get("samples_per_second"),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "processes": self.world.size,
+            "device": str(self.world.device),
+            "broken_samples": len(self.broken.seen),
+            "config": "config.yaml",
+        }

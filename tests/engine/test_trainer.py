@@ -1,0 +1,186 @@
+"""What a run writes, and how it ends when something goes wrong."""
+
+import json
+import math
+import os
+import resource
+import signal
+import time
+
+import pytest
+import torch
+from processes import Program, program
+from safetensors.torch import load_file
+from stand_in import run
+
+from ppma.config import ConfigError
+from ppma.engine import checkpoint
+from ppma.engine.evaluation import TooManyBrokenError
+from ppma.engine.log import read_rows
+from ppma.engine.trainer import NonFiniteLossError
+
+
+def test_what_a_run_writes(tmp_path):
+    trainer = run(tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    weights = {"last.safetensors", "best.safetensors"}
+    assert written == weights | {"config.yaml", "metrics.csv", "checkpoints", "curves.png", "summary.json"}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21, 24]
+    assert summary["val_accuracy"] == max(row["val_accuracy"] for row in rows if "val_accuracy" in row)
+    assert summary["test_count"] == summary["val_count"] == 24
+    assert summary["parameters"] == sum(p.numel() for p in trainer.model.parameters())
+    kept = checkpoint.steps(tmp_path)
+    assert kept[-3:] == [20, 22, 24]
+    assert set(kept[:-3]) <= {summary["best_step"]}
+    state = checkpoint.load(checkpoint.path_of(tmp_path, 24))
+    usable = load_file(tmp_path / "last.safetensors")
+    assert all(torch.equal(state["ema"][name], tensor) for name, tensor in usable.items())
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    run(tmp_path, "epochs=1")
+    before = (tmp_path / "metrics.csv").read_bytes()
+    with pytest.raises(ValueError, match="--resume auto continues it"):
+        run(tmp_path, "epochs=1")
+    assert (tmp_path / "metrics.csv").read_bytes() == before
+
+
+def test_resume_names_what_changed_and_uses_the_new_learning_rate(tmp_path):
+    run(tmp_path, "epochs=1")
+    with pytest.warns(UserWarning, match=r"epochs: 1.0 -> 2.0; lr: 0.01 -> 0.02"):
+        trainer = run(tmp_path, "epochs=2", "lr=0.02", "schedule.name=constant", resume="auto")
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.02
+    assert trainer.step == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["batch_size=25"], r"batch_size: expected at most the 24 samples, got 25"),
+        (["accumulate=3"], r"batch_size: expected a multiple of 1 processes x 3 accumulated"),
+    ],
+)
+def test_a_batch_that_cannot_be(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, *settings)
+
+
+def test_accumulated_micro_batches_take_the_same_step(tmp_path):
+    # Without batch norm in the way the gradient of a batch is the mean of its parts' gradients.
+    def weights(name, *settings):
+        from stand_in import StandIn
+
+        original = StandIn.model
+        StandIn.model = lambda self: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
+        try:
+            return run(tmp_path / name, "clip_grad=0.1", *settings).model[1].weight
+        finally:
+            StandIn.model = original
+
+    torch.testing.assert_close(weights("two", "accumulate=2"), weights("one"), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_learns(tmp_path, amp):
+    run(tmp_path, f"amp={amp}", "epochs=10", "dropout=0")
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert rows[-1]["train_loss"] < 0.7 * rows[0]["train_loss"]
+
+
+def test_a_non_finite_loss_stops_after_saving(tmp_path):
+    with pytest.raises(NonFiniteLossError) as caught:
+        run(tmp_path, "nan_at=7", "schedule.name=constant")
+    message = str(caught.value)
+    assert "at step 7 (epoch 1, samples " in message
+    assert "learning rate 0.01;" in message
+    saved = checkpoint.load(tmp_path / "checkpoints" / "failed-00000007.pt")
+    assert saved["step"] == 7
+    assert all(tensor.isfinite().all() for tensor in saved["model"].values())
+    assert checkpoint.newest(tmp_path)["step"] == 6  # --resume auto does not walk into it again
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "checkpoints" / "step-00000001.pt"
+    state = {"step": 1, "model": {}, "optimizer": {}, "rng": [], "weights": torch.zeros(1000)}
+    checkpoint.save(path, state)
+    before = path.read_bytes()
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (2000, limits[1])
+    )  # a write beyond that fails half-way, as on a full disk
+    try:
+        with pytest.raises(OSError, match="large"):
+            checkpoint.save(path, {**state, "step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_run_goes_on_when_a_checkpoint_cannot_be_written(tmp_path, monkeypatch):
+    save = checkpoint.save
+
+    def full(path, state):
+        if state["step"] in (4, 6):
+            raise OSError(28, "No space left on device")
+        save(path, state)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.warns(UserWarning, match="earlier ones are kept: .*No space left"):
+        run(tmp_path, "epochs=2", "keep=10")
+    assert checkpoint.steps(tmp_path) == [2, 8, 10, 12]
+
+
+def test_broken_samples_are_counted_and_stop_the_run(tmp_path):
+    run(tmp_path / "few", "broken=[3,4]")
+    summary = json.loads((tmp_path / "few" / "summary.json").read_text())
+    assert summary["broken_samples"] == 6  # two in each split
+    assert summary["test_count"] == 22
+    with pytest.raises(TooManyBrokenError, match="max_broken = 1"):
+        run(tmp_path / "many", "broken=[3,4]", "max_broken=1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(tmp_path, number):
+    started = Program(str(tmp_path), "none", "workers=1", "--slow")
+    while started.process.is_alive() and started.output.read_text().count("step") < 3:
+        time.sleep(0.02)
+    os.kill(started.process.pid, number)
+    ended = started.wait()
+    assert ended.exit_code == 1
+    assert "StoppedError: stopped at step" in ended.output
+    (step,) = checkpoint.steps(tmp_path)[-1:]
+    assert f"stopped at step {step} of 24" in ended.output
+    assert program(tmp_path, "auto").exit_code == 0
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    path = checkpoint.path_of(tmp_path, 1)
+    path.parent.mkdir()
+    torch.save({"step": 1, "model": {}, "optimizer": {}, "rng": [Hostile()]}, path)
+    with pytest.raises(checkpoint.UnreadableCheckpointError):
+        checkpoint.load(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["cosine", "poly", "multistep", "constant"])
+def test_schedules(tmp_path, name):
+    run(
+        tmp_path, f"schedule.name={name}", "epochs=4", "log_steps=1", "schedule.warmup_epochs=0",
+        "schedule.warmup_steps=4", "schedule.milestones=[2,3]", "schedule.min_lr=0.001",
+    )  # fmt: skip
+    rates = [row["lr"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert rates[:4] == pytest.approx([0, 0.0025, 0.005, 0.0075])
+    expected = {
+        "cosine": lambda t: 0.001 + 0.0045 * (1 + math.cos(math.pi * t / 24)),
+        "poly": lambda t: 0.001 + 0.009 * (1 - t / 24),
+        "multistep": lambda t: 0.01 * 0.1 ** ((t >= 12) + (t >= 18)),
+        "constant": lambda t: 0.01,
+    }[name]
+    assert rates[4:] == pytest.approx([expected(t) for t in range(4, 24)])
