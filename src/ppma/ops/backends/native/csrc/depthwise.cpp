@@ -80,7 +80,8 @@ struct Ring {
 
 // conv[o] for the outputs at columns j .. j + kOutputs - 1 of row y.
 template <int K>
-inline void convolve(const Ring<K>& ring, int64_t y, int64_t j, int vec, const float* taps, Vec (&sums)[kOutputs]) {
+inline void convolve(const Ring<K>& ring, int64_t y, int64_t j, int vec, const Vec (&taps)[K * K],
+                     Vec (&sums)[kOutputs]) {
 #pragma GCC unroll 8
   for (int ky = 0; ky < K; ++ky) {
     const float* row = ring.row(y + ky - K / 2) + j * kBlock + vec * kLanes;
@@ -89,7 +90,7 @@ inline void convolve(const Ring<K>& ring, int64_t y, int64_t j, int vec, const f
       Vec x = load(row + kx * kBlock);
 #pragma GCC unroll 4
       for (int o = 0; o < kOutputs; ++o) {
-        if (kx - o >= 0 && kx - o < K) sums[o] += x * load(taps + (ky * K + kx - o) * kBlock + vec * kLanes);
+        if (kx - o >= 0 && kx - o < K) sums[o] += x * taps[ky * K + kx - o];
       }
     }
   }
@@ -105,6 +106,12 @@ void pack_taps(const float* weight, const Task& task, bool turned, float centre,
     for (int c = 0; c < task.count; ++c) taps[tap * kBlock + c] = weight[(task.channel + c) * K * K + from];
   }
   for (int c = 0; c < task.count; ++c) taps[K * K / 2 * kBlock + c] += centre;
+}
+
+// One vector of the packed taps, to be kept in registers.
+template <int K>
+inline void load_taps(const float* packed, int vec, Vec (&taps)[K * K]) {
+  for (int tap = 0; tap < K * K; ++tap) taps[tap] = load(packed + tap * kBlock + vec * kLanes);
 }
 
 // Fills row y of a ring with make(vector of x), or with zeros outside the image.
@@ -143,10 +150,12 @@ int forward(const View& x, const float* weight, const float* bias, const View* b
       fill(ring, x, shape, task, y + K / 2, activate);
       for (int vec = 0; vec < kVecs && task.lanes(vec) > 0; ++vec) {
         Vec offset = bias ? task.load_lanes(bias + task.channel, vec) : Vec{};
+        Vec taps[K * K];
+        load_taps<K>(memory, vec, taps);
         for (int64_t j = 0; j < shape.width; j += kOutputs) {
           Vec sums[kOutputs];
           for (auto& sum : sums) sum = offset;
-          convolve<K>(ring, y, j, vec, memory, sums);
+          convolve<K>(ring, y, j, vec, taps, sums);
           for (int64_t o = 0; o < std::min(kOutputs, shape.width - j); ++o) {
             if (base) sums[o] += task.load_lanes(base->at(task.image, y, j + o, 0) + task.channel, vec);
             task.store_lanes(out.at(task.image, y, j + o, 0) + task.channel, sums[o], vec);
@@ -217,9 +226,11 @@ int backward(const View& grad, const View& x, const float* weight, bool own_base
       fill_row(y + K / 2);
       add_tap_gradients<K>(grads, values, y, shape.width, sums);
       for (int vec = 0; vec < kVecs && task.lanes(vec) > 0; ++vec) {
+        Vec taps[K * K];
+        load_taps<K>(memory, vec, taps);
         for (int64_t j = 0; j < shape.width; j += kOutputs) {
           Vec out[kOutputs] = {};
-          convolve<K>(grads, y, j, vec, memory, out);
+          convolve<K>(grads, y, j, vec, taps, out);
           for (int64_t o = 0; o < std::min(kOutputs, shape.width - j); ++o) {
             if (kGelu) out[o] *= load(slopes.inside(y) + (j + o) * kBlock + vec * kLanes);
             task.store_lanes(grad_x.at(task.image, y, j + o, 0) + task.channel, out[o], vec);
