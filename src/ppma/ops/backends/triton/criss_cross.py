@@ -1,0 +1,263 @@
+"""Criss-cross attention with the mask: fused masked attention along columns and along rows, chained.
+
+With Av and Ah the masked maps within columns and within rows, V2H is `Ah (Av v)` and H2V is `Av (Ah v)`. For both
+paths the row map is computed once and applied to v and to `Av v` together: three launches, nothing of size N x W kept.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ppma.ops.backends.triton.configs import line_configs, line_tokens
+from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
+from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
+from ppma.ops.backends.triton.potentials import gradient, potentials
+from ppma.ops.backends.triton.tiles import LOG2_E, Field, field
+from ppma.ops.layout import heads_last_empty
+
+COLUMNS, ROWS = 2, 3  # the axis along which a line runs
+
+
+class _Applied(NamedTuple):
+    """A map that was applied, out = map @ value, and the gradient of out."""
+
+    value: Tensor | None
+    out: Tensor | None
+    grad: Tensor | None
+
+
+class _Gradients(NamedTuple):
+    """Gradients of q, of k, and of the values that a map was applied to."""
+
+    q: Tensor | None
+    k: Tensor | None
+    value: Tensor | None
+    second: Tensor | None = None
+
+
+NOT_APPLIED = _Applied(None, None, None)
+NO_GRADIENTS = _Gradients(None, None, None)
+
+
+class _Lines:
+    """All lines along one grid axis, and the attention maps within them."""
+
+    def __init__(self, axis: int, q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> None:
+        self.axis, self.q, self.k, self.combine, self.scale = axis, q, k, combine, scale
+        self.log_decay = log_decay
+        self.potential = potentials(log_decay, axis)
+        self.lse = torch.empty((1, *log_decay.shape), dtype=torch.float32, device=q.device)
+        # What the potentials receive from the queries and from the keys.
+        self.moved = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
+
+    def _tokens(self, tensor: Tensor | None) -> Field | None:
+        """(B, heads, H, W, channels) as (B, heads, lines, positions, channels)."""
+        if tensor is None:
+            return None
+        return field(tensor if self.axis == ROWS else tensor.transpose(2, 3))
+
+    def _plane(self, tensor: Tensor) -> Field:
+        """(planes, B, heads, H, W) as (planes, B, heads, lines, positions)."""
+        return field(tensor if self.axis == ROWS else tensor.transpose(3, 4))
+
+    def _launch(self, kernel: Any, kind: str, dv: int, **arguments: Any) -> None:
+        batch, heads, *_, d = self.q.shape
+        n = self.q.shape[self.axis]
+        lines = self.q.shape[COLUMNS + ROWS - self.axis]
+        tokens = line_tokens(n)
+        launch(
+            kernel,
+            (batch * heads * lines * triton.cdiv(n, tokens),),
+            line_configs(kind, self.q.dtype, n, padded(max(d, dv))),
+            potential=self._plane(self.potential),
+            lse=self._plane(self.lse),
+            heads=heads,
+            lines=lines,
+            n=n,
+            d=d,
+            dv=dv,
+            score_scale=self.scale * LOG2_E.value,
+            MODE=self.combine,
+            TOKENS=tokens,
+            D=padded(d),
+            DV=padded(dv),
+            UPCAST=upcast(self.q),
+            **arguments,
+        )
+
+    def apply(self, value: Tensor, add: Tensor | None = None, share: float = 1.0) -> Tensor:
+        """`share * (map @ value + add)`."""
+        return self.apply_twice(value, None, add, share)[0]
+
+    def apply_twice(
+        self, value: Tensor, second: Tensor | None, add: Tensor | None = None, share: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """`share * (map @ value + add)` and `map @ second`."""
+        out = heads_last_empty(value, value.shape[-1])
+        second_out = out if second is None else heads_last_empty(value, value.shape[-1])
+        self._launch(
+            line_forward,
+            "forward",
+            value.shape[-1],
+            q=self._tokens(self.q),
+            k=self._tokens(self.k),
+            v=self._tokens(value),
+            second_v=self._tokens(second),
+            add=self._tokens(add),
+            out=self._tokens(out),
+            second_out=self._tokens(second_out),
+            share=share,
+        )
+        return out, second_out
+
+    def apply_transposed(self, grad: Tensor) -> Tensor:
+        """`map^T @ grad`. The maps are those of an `apply` before."""
+        out = heads_last_empty(grad, grad.shape[-1])
+        applied = _Applied(value=None, out=None, grad=grad)
+        self._launch_keys("transposed", applied, NOT_APPLIED, None, NO_GRADIENTS, _Gradients(None, None, out))
+        return out
+
+    def backward(
+        self,
+        applied: _Applied,
+        second: _Applied = NOT_APPLIED,
+        add: _Gradients = NO_GRADIENTS,
+        both: bool = False,
+    ) -> _Gradients:
+        """Gradients of all that went into a map that was applied to one value or to two.
+
+        Args:
+            applied: what the map was applied to.
+            second: what it was applied to as well.
+            add: gradients from elsewhere, to be added.
+            both: whether the gradient of the second value is wanted too.
+        """
+        q, k, value = self.q, self.k, applied.value
+        grads = _Gradients(
+            heads_last_empty(q, q.shape[-1]),
+            heads_last_empty(k, k.shape[-1]),
+            heads_last_empty(value, value.shape[-1]),
+            heads_last_empty(value, value.shape[-1]) if both else None,
+        )
+        delta = torch.empty_like(self.lse)
+        self._launch(
+            line_backward,
+            "queries",
+            value.shape[-1],
+            fixed_a=self._tokens(q),
+            other_a=self._tokens(k),
+            fixed_b=self._tokens(applied.grad),
+            other_b=self._tokens(applied.value),
+            second_fixed_b=self._tokens(second.grad),
+            second_other_b=self._tokens(second.value),
+            out=self._tokens(applied.out),
+            second_out=self._tokens(second.out),
+            delta=self._plane(delta),
+            add_a=self._tokens(add.q),
+            add_b=None,
+            grad_a=self._tokens(grads.q),
+            grad_b=None,
+            second_grad_b=None,
+            moved=self._plane(self.moved[:1]),
+            scale=self.scale,
+            KEY_SIDE=False,
+        )
+        self._launch_keys("keys", applied, second, delta, add, grads)
+        return grads
+
+    def _launch_keys(
+        self, kind: str, applied: _Applied, second: _Applied, delta: Tensor | None, add: _Gradients, grads: _Gradients
+    ) -> None:
+        assert applied.grad is not None
+        self._launch(
+            line_backward,
+            kind,
+            applied.grad.shape[-1],
+            fixed_a=self._tokens(self.k),
+            other_a=self._tokens(self.q),
+            fixed_b=self._tokens(applied.value),
+            other_b=self._tokens(applied.grad),
+            second_fixed_b=self._tokens(second.value),
+            second_other_b=self._tokens(second.grad),
+            out=None,
+            second_out=None,
+            delta=None if delta is None else self._plane(delta),
+            add_a=self._tokens(add.k),
+            add_b=self._tokens(add.value),
+            grad_a=self._tokens(grads.k),
+            grad_b=self._tokens(grads.value),
+            second_grad_b=self._tokens(grads.second),
+            moved=self._plane(self.moved[1:]),
+            scale=self.scale,
+            KEY_SIDE=True,
+        )
+
+    def log_decay_gradient(self) -> Tensor:
+        """What the last `backward` left for the log-decays."""
+        return gradient(self.moved, self.axis, self.log_decay.dtype)
+
+
+def _rows_and_columns(
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, scale: float
+) -> tuple[_Lines, _Lines]:
+    return _Lines(ROWS, q, k, log_alpha, combine, scale), _Lines(COLUMNS, q, k, log_beta, combine, scale)
+
+
+def _share(combine: str, paths: str) -> float:
+    """The paths of "hadamard" are summed, those of "logit" averaged."""
+    return 0.5 if combine == "logit" and paths == "2d" else 1.0
+
+
+def criss_cross(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+) -> Tensor:
+    """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    check_channels(q, v)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
+    if paths == "v2h":
+        return rows.apply(columns.apply(v))
+    if paths == "h2v":
+        return columns.apply(rows.apply(v))
+    along_rows, v2h = rows.apply_twice(v, columns.apply(v))
+    return columns.apply(along_rows, add=v2h, share=_share(combine, paths))
+
+
+def criss_cross_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    combine: str,
+    paths: str,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
+    share = _share(combine, paths)
+    grad = grad if share == 1.0 else grad * share
+    if paths == "2d":
+        down = columns.apply(v)
+        across, across_down = rows.apply_twice(v, down)
+        down_across = columns.apply(across)
+        grad_across = columns.apply_transposed(grad)
+        partial = rows.backward(
+            _Applied(down, across_down, grad), _Applied(v, across, grad_across), both=True
+        )  # partial.value belongs to `down`, partial.second to v
+        grads = columns.backward(
+            _Applied(v, down, partial.value),
+            _Applied(across, down_across, grad),
+            add=_Gradients(partial.q, partial.k, partial.second),
+        )
+    else:
+        first, second = (columns, rows) if paths == "v2h" else (rows, columns)
+        inner = first.apply(v)
+        partial = second.backward(_Applied(inner, second.apply(inner), grad))
+        grads = first.backward(_Applied(v, inner, partial.value), add=_Gradients(partial.q, partial.k, None))
+    assert grads.q is not None
+    assert grads.k is not None
+    assert grads.value is not None
+    return grads.q, grads.k, grads.value, rows.log_decay_gradient(), columns.log_decay_gradient()

@@ -1,0 +1,164 @@
+"""Masked attention within grid lines: a program has a tile of one line's tokens and walks over the line.
+
+Fields are (B, heads, lines, positions, channels) by strides: for columns the grid axes are swapped, not copied.
+A line's map of attention weights is `softmax * decay` ("hadamard") or the softmax of scores plus log decay ("logit").
+"""
+
+import triton
+import triton.language as tl
+
+from ppma.ops.backends.triton.tiles import (
+    LN2,
+    LOG2_E,
+    head_of,
+    load_plane,
+    load_potential,
+    load_tokens,
+    log2_decay,
+    online_softmax,
+    product,
+    sign_of,
+    store_plane,
+    store_tokens,
+)
+
+
+@triton.jit
+def line_tile(heads, lines, n, TOKENS: tl.constexpr):
+    """Image, head, line, and the positions of a tile's tokens; tiles of one line are neighbours."""
+    tiles = tl.cdiv(n, TOKENS)
+    index = tl.program_id(0) // tiles
+    batch, head = head_of(index // lines, heads)
+    return batch, head, index % lines, tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
+
+
+@triton.jit
+def line_forward(
+    q, k, v, second_v, potential, add, out, second_out, lse, heads, lines, n, d, dv, score_scale, share,
+    MODE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
+
+    `second_v`, `add` and `lse` may be None. `score_scale` includes log2(e).
+    """
+    batch, head, line, position = line_tile(heads, lines, n, TOKENS)
+    inside = position < n
+    queries = load_tokens(q, batch, head, line, position, inside, d, D)
+    own_high, own_low = load_potential(potential, batch, head, line, position, inside)
+    acc = tl.zeros((TOKENS, DV), tl.float32)
+    second_acc = tl.zeros((TOKENS, DV), tl.float32)
+    peak = tl.full((TOKENS,), float("-inf"), tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
+    for start in range(0, n, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        other_inside = other < n
+        key = load_tokens(k, batch, head, line, other, other_inside, d, D)
+        value = load_tokens(v, batch, head, line, other, other_inside, dv, DV)
+        scores = product(queries, key.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
+        scores = tl.where(other_inside[None, :], scores, float("-inf"))
+        high, low = load_potential(potential, batch, head, line, other, other_inside)
+        log_mask = log2_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
+        if MODE == "logit":
+            scores += log_mask
+        weights, correction, peak, total = online_softmax(scores, peak, total)
+        if MODE == "hadamard":
+            weights *= tl.exp2(log_mask)
+        weights = weights.to(value.dtype)
+        acc = product(weights, value, acc * correction[:, None], UPCAST)
+        if second_v is not None:
+            value = load_tokens(second_v, batch, head, line, other, other_inside, dv, DV)
+            second_acc = product(weights, value, second_acc * correction[:, None], UPCAST)
+
+    acc /= total[:, None]
+    if add is not None:
+        acc += load_tokens(add, batch, head, line, position, inside, dv, DV).to(tl.float32)
+    store_tokens(out, batch, head, line, position, inside, acc * share, dv, DV)
+    if second_v is not None:
+        store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], dv, DV)
+    if lse is not None:
+        store_plane(lse, 0, batch, head, line, position, inside, (peak + tl.log2(total)) * LN2)
+
+
+@triton.jit
+def line_backward(
+    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, lse, delta,
+    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, d, dv, scale, score_scale,
+    MODE: tl.constexpr, KEY_SIDE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Gradients that belong to a tile of queries (a = q, b = output gradient) or of keys (a = k, b = value).
+
+    The map was applied to one value or to two (`second_*` is not None); its gradient is the sum over both. The query
+    side stores `delta`, the row sums of softmax times its gradient, which the key side reads. On the key side
+    `grad_b` (plus `add_b`) and `second_grad_b` are the transposed map times the output gradients; if `grad_a` is None
+    that is all. `moved` receives the gradient of the tile's potentials.
+    """
+    batch, head, line, position = line_tile(heads, lines, n, TOKENS)
+    inside = position < n
+    a = load_tokens(fixed_a, batch, head, line, position, inside, d, D)
+    if grad_a is not None:
+        b = load_tokens(fixed_b, batch, head, line, position, inside, dv, DV)
+        if second_other_b is not None:
+            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, dv, DV)
+    if not KEY_SIDE:
+        norm = load_plane(lse, 0, batch, head, line, position, inside)[:, None] * LOG2_E
+        outputs = load_tokens(out, batch, head, line, position, inside, dv, DV)
+        row_delta = tl.sum(outputs.to(tl.float32) * b.to(tl.float32), 1)
+        if second_other_b is not None:
+            outputs = load_tokens(second_out, batch, head, line, position, inside, dv, DV)
+            row_delta += tl.sum(outputs.to(tl.float32) * second_b.to(tl.float32), 1)
+        store_plane(delta, 0, batch, head, line, position, inside, row_delta)
+        row_delta = row_delta[:, None]
+
+    own_high, own_low = load_potential(potential, batch, head, line, position, inside)
+    acc_a = tl.zeros((TOKENS, D), tl.float32)
+    acc_b = tl.zeros((TOKENS, DV), tl.float32)
+    second_acc_b = tl.zeros((TOKENS, DV), tl.float32)
+    own_moved = tl.zeros((TOKENS,), tl.float32)
+    for start in range(0, n, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        other_inside = other < n
+        oa = load_tokens(other_a, batch, head, line, other, other_inside, d, D)
+        ob = load_tokens(other_b, batch, head, line, other, other_inside, dv, DV)
+        if KEY_SIDE:
+            norm = load_plane(lse, 0, batch, head, line, other, other_inside)[None, :] * LOG2_E
+            if grad_a is not None:
+                row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
+        scores = product(a, oa.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
+        high, low = load_potential(potential, batch, head, line, other, other_inside)
+        log_mask = log2_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
+        if MODE == "logit":
+            scores += log_mask
+        softmax = tl.where(other_inside[None, :], tl.exp2(scores - norm), 0.0)
+        weights = softmax
+        if MODE == "hadamard":
+            weights *= tl.exp2(log_mask)
+        if KEY_SIDE:
+            acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
+        if grad_a is not None:
+            grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
+            if second_other_b is not None:
+                ob = load_tokens(second_other_b, batch, head, line, other, other_inside, dv, DV)
+                grads = product(second_b, ob.T, grads, UPCAST)
+                if second_grad_b is not None:
+                    second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
+            weighted = weights * grads
+            grad_scores = weighted - softmax * row_delta
+            # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
+            grad_log_mask = weighted if MODE == "hadamard" else grad_scores
+            own_moved += tl.sum(grad_log_mask * sign_of(position[:, None], other[None, :]), 1)
+            acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
+
+    if grad_a is not None:
+        acc_a *= scale
+        if add_a is not None:
+            acc_a += load_tokens(add_a, batch, head, line, position, inside, d, D).to(tl.float32)
+        store_tokens(grad_a, batch, head, line, position, inside, acc_a, d, D)
+        store_plane(moved, 0, batch, head, line, position, inside, own_moved)
+    if KEY_SIDE:
+        if add_b is not None:
+            acc_b += load_tokens(add_b, batch, head, line, position, inside, dv, DV).to(tl.float32)
+        store_tokens(grad_b, batch, head, line, position, inside, acc_b, dv, DV)
+    if second_grad_b is not None:
+        store_tokens(second_grad_b, batch, head, line, position, inside, second_acc_b, dv, DV)

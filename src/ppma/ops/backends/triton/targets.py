@@ -1,0 +1,96 @@
+"""Ahead-of-time compilation for GPUs that are not there, and the resources that the compiled kernels take."""
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from ppma.ops.backends.triton.launch import Launch
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+
+class _Driver:
+    """What Triton asks of a driver when it only compiles."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_device(self) -> str:
+        return f"{self._target.backend}:{self._target.arch}"  # kernels are cached by device
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one program of a compiled kernel takes.
+
+    `registers` are those of a thread, `shared` the bytes of shared memory, `spilled` the bytes of a thread's registers
+    that live in memory instead.
+    """
+
+    registers: int
+    shared: int
+    spilled: int
+
+
+@contextlib.contextmanager
+def _active(target: GPUTarget) -> Iterator[None]:
+    before = driver._active
+    driver.set_active(_Driver(target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def compile_for(launch: Launch, target: str) -> Any:
+    """Compile a recorded launch for one of TARGETS, specialised as the launch itself would be."""
+    with _active(TARGETS[target]):
+        return launch.kernel.warmup(grid=launch.grid, **launch.arguments)
+
+
+def resources(compiled: Any) -> Resources:
+    """Read registers, shared memory and spills back from a compiled kernel."""
+    shared = compiled.metadata.shared
+    if "cubin" in compiled.asm:
+        return _cuda_resources(compiled.asm["cubin"], shared)
+    count = {name: int(_find(rf"\.{name}:\s*(\d+)", compiled.asm["amdgcn"])) for name in _AMD_COUNTERS}
+    # Matrix accumulators spill to vector registers first; both are 4 bytes wide.
+    return Resources(count["vgpr_count"], shared, 4 * (count["vgpr_spill_count"] + count["sgpr_spill_count"]))
+
+
+_AMD_COUNTERS = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+
+
+def _cuda_resources(cubin: bytes, shared: int) -> Resources:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # Our kernels have no arrays, so a stack frame is spilled registers.
+    return Resources(int(_find(r"REG:(\d+)", usage)), shared, int(_find(r"STACK:(\d+)", usage)))
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found, f"{pattern} not found in the compiler's output"
+    return found.group(1)

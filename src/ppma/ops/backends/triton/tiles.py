@@ -1,0 +1,113 @@
+"""Pieces that several kernels share: tensors with strides, tiles of tokens, matrix products, decays from potentials.
+
+The decay between tokens a and b of one line is `exp2(-|c_a - c_b|)` with the potentials c of `potentials.py`. Which of
+the two comes first is always decided by position, never by comparing potentials: they are equal where a decay is 1.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Field(NamedTuple):
+    """A tensor as kernels take it. An absent one is None, which kernels see at compile time."""
+
+    data: Any
+    strides: Any
+
+
+def field(tensor: Tensor) -> Field:
+    return Field(tensor, tensor.stride())
+
+
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def product(a, b, acc, UPCAST: tl.constexpr):
+    """`acc + a @ b` with float32 accumulation, exact for float32 operands.
+
+    UPCAST is for the interpreter, whose bfloat16 product is wrong.
+    """
+    if UPCAST:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def head_of(index, heads):
+    """Image and head; 64 bits, because a batch may have more than 2^31 elements."""
+    return (index // heads).to(tl.int64), (index % heads).to(tl.int64)
+
+
+@triton.jit
+def token_offsets(strides, batch, head, row, col, CHANNELS: tl.constexpr):
+    c = tl.arange(0, CHANNELS)
+    tokens = row * strides[2] + col * strides[3]
+    return batch * strides[0] + head * strides[1] + (tokens[:, None] + (c * strides[4])[None, :])
+
+
+@triton.jit
+def load_tokens(field, batch, head, row, col, inside, channels, CHANNELS: tl.constexpr):
+    """The vectors of some tokens, (tokens, CHANNELS), zero outside. `field` is (B, heads, rows, cols, channels)."""
+    mask = inside[:, None] & (tl.arange(0, CHANNELS) < channels)[None, :]
+    return tl.load(field.data + token_offsets(field.strides, batch, head, row, col, CHANNELS), mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tokens(field, batch, head, row, col, inside, value, channels, CHANNELS: tl.constexpr):
+    """The counterpart of `load_tokens`, converting to the type of the tensor."""
+    mask = inside[:, None] & (tl.arange(0, CHANNELS) < channels)[None, :]
+    there = field.data + token_offsets(field.strides, batch, head, row, col, CHANNELS)
+    tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def plane_base(field, plane, batch, head):
+    """Where a head starts in one plane of a (planes, B, heads, rows, cols) field with a number for each token."""
+    wide = tl.zeros_like(batch) + plane
+    return field.data + (wide * field.strides[0] + batch * field.strides[1] + head * field.strides[2])
+
+
+@triton.jit
+def load_plane(field, plane, batch, head, row, col, mask):
+    """Numbers of some tokens, zero outside; `row` and `col` may have any shape."""
+    there = plane_base(field, plane, batch, head) + row * field.strides[3] + col * field.strides[4]
+    return tl.load(there, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_plane(field, plane, batch, head, row, col, mask, value):
+    there = plane_base(field, plane, batch, head) + row * field.strides[3] + col * field.strides[4]
+    tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_potential(field, batch, head, row, col, mask):
+    """High and low part of some potentials."""
+    return load_plane(field, 0, batch, head, row, col, mask), load_plane(field, 1, batch, head, row, col, mask)
+
+
+@triton.jit
+def log2_decay(high_a, low_a, high_b, low_b):
+    """log2 of the decay between tokens of one line: the high parts are close when it matters, so they cancel exactly."""
+    return -tl.abs((high_a - high_b) + (low_a - low_b))
+
+
+@triton.jit
+def sign_of(a, b):
+    """sign(a - b) of integer positions, as float32."""
+    return (a > b).to(tl.float32) - (a < b).to(tl.float32)
+
+
+@triton.jit
+def online_softmax(scores, peak, total):
+    """One step of a running softmax (base 2): weights, correction of what was summed before, new peak, new total."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_peak[:, None])
+    correction = tl.exp2(peak - new_peak)
+    return weights, correction, new_peak, total * correction + tl.sum(weights, 1)
