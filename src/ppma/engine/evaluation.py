@@ -87,6 +87,7 @@ def evaluate(
             count += batch.size
             progress.update(count * world.size)
     finally:
+        batches.close()
         progress.close()
         model.train(training)
     gathered = world.gather((metrics.state(), count))

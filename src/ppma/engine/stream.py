@@ -8,7 +8,7 @@ takes every n-th sample of a global batch, so that repeated copies of a sample m
 import contextlib
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,8 +134,8 @@ def _leave_signals_to_the_main_process(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _loader(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> DataLoader:
-    return DataLoader(
+def _read(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> Generator[Batch, None, None]:
+    loader = DataLoader(
         dataset,
         num_workers=workers,
         pin_memory=world.device.type == "cuda",
@@ -143,6 +143,13 @@ def _loader(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> Data
         generator=torch.Generator().manual_seed(0),  # its own: making an iterator must not move the global one
         **kwargs,
     )
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        # Workers that ignore SIGTERM must be told to leave; at exit Python would only terminate them, and wait.
+        if workers:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def train_batches(
@@ -156,7 +163,7 @@ def train_batches(
     workers: int,
     world: World,
     steps: range,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """The micro-batches of these steps for this process, `accumulate` for each."""
     sampler = StepSampler(
         len(dataset),  # type: ignore[arg-type]
@@ -168,17 +175,17 @@ def train_batches(
         steps=steps,
     )
     samples = SeededSamples(dataset, seed, replace=True)
-    return iter(_loader(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate)))
+    return _read(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
 
 
 def eval_batches(
     dataset: Dataset, collate: Callable[[list[Any]], Any], *, batch_size: int, workers: int, world: World
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Every sample once over all processes, in order, unpadded; `batch_size` is for one process."""
     keys = [Key(0, index, index) for index in range(world.rank, len(dataset), world.size)]  # type: ignore[arg-type]
     batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
     samples = SeededSamples(dataset, 0, replace=False)
-    return iter(_loader(samples, workers, world, batch_sampler=batches, collate_fn=_Collate(collate)))
+    return _read(samples, workers, world, batch_sampler=batches, collate_fn=_Collate(collate))
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -202,6 +202,7 @@ class Trainer:
                     self._mark()
             return self._finish()
         finally:
+            batches.close()
             self.progress.close()
             if self.log is not None:
                 self.log.close()

@@ -1,5 +1,6 @@
 """One call for every weight file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,17 @@ from ppma.models import authors, files
 from ppma.models.backbone import PolylineBackbone
 
 
-def save_checkpoint(model: PolylineBackbone, path: str | Path) -> None:
-    """Write weights and configuration to one safetensors file, which `load_checkpoint` makes into a model again."""
+def save_checkpoint(model: PolylineBackbone, path: str | Path, *, extra: Mapping[str, str] | None = None) -> None:
+    """Write weights and configuration to one safetensors file, which `load_checkpoint` makes into a model again.
+
+    Args:
+        model: a backbone.
+        path: of the file.
+        extra: more texts for the file's metadata.
+    """
     if not isinstance(model, PolylineBackbone):
         raise ValueError(f"model: expected a PolylineBackbone, got {type(model).__name__}")
-    files.write_native(path, model.state_dict(), model.config)
+    files.write_native(path, model.state_dict(), model.config, extra)
 
 
 def load_checkpoint(path: str | Path, *, ema: bool = False, strict: bool = True, **overrides: Any) -> PolylineBackbone:

@@ -109,11 +109,13 @@ def read_native(path: str | Path) -> tuple[dict[str, Tensor], BackboneConfig]:
     return state, config
 
 
-def write_native(path: str | Path, state: Mapping[str, Tensor], config: BackboneConfig) -> None:
-    """Write our format; a file of that name is replaced only when the new one is complete."""
+def write_native(
+    path: str | Path, state: Mapping[str, Tensor], config: BackboneConfig, extra: Mapping[str, str] | None = None
+) -> None:
+    """Write our format, with `extra` metadata; a file of that name is replaced only when the new one is complete."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    metadata = {"format": "pt", _CONFIG_KEY: json.dumps(config.to_dict())}
+    metadata = {"format": "pt", _CONFIG_KEY: json.dumps(config.to_dict()), **(extra or {})}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, partial, metadata)
     os.replace(partial, path)
 

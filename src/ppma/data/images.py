@@ -1,0 +1,157 @@
+"""Which images a run reads and how they become tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from torch.utils.data import Dataset
+
+from ppma.config import require
+from ppma.data import arrays, readers
+from ppma.data.shards import ShardImages
+from ppma.data.source import ImageSource, Subset, stratified
+
+Transform = Callable[[Image.Image], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ImageDataConfig:
+    """Where images lie and how they are prepared.
+
+    Attributes:
+        name: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "webdataset" (local
+            shards), or a name of timm's dataset factory: "tar", "torch/cifar10", "hfds/owner/name".
+        root: where the data lie.
+        train_split: of training.
+        val_split: chooses the best weights.
+        test_split: measured once with them, None for none.
+        train_fraction: share of the training images of each class that is used.
+        image_size: side of the square that the model sees.
+        interpolation: of resizing.
+        mean: of the channels, subtracted.
+        std: of the channels, divided by.
+        crop_pct: share of the resized image's side that the centre crop of evaluation keeps.
+    """
+
+    name: str = "folder"
+    root: str | None = None
+    train_split: str = "train"
+    val_split: str = "val"
+    test_split: str | None = None
+    train_fraction: float = 1.0
+    image_size: int = 224
+    interpolation: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
+    crop_pct: float = 0.875
+
+    def __post_init__(self) -> None:
+        require(0 < self.train_fraction <= 1, "train_fraction", "a number in (0, 1]", self.train_fraction)
+        require(0 < self.crop_pct <= 1, "crop_pct", "a number in (0, 1]", self.crop_pct)
+        require(self.image_size >= 8, "image_size", "at least 8", self.image_size)
+        require(min(self.std) > 0, "std", "numbers > 0", self.std)
+        needs_root = self.name not in ("digits",) and not self.name.startswith("hfds/")
+        require(self.root is not None or not needs_root, "root", f"the place of the {self.name!r} data", self.root)
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Random changes of training images, by timm.
+
+    Attributes:
+        scale: area of the random crop, as share of the image.
+        ratio: its aspect ratio.
+        hflip: probability of mirroring.
+        color_jitter: strength; timm leaves it out where `auto_augment` is on.
+        auto_augment: a policy in timm's notation, such as rand-m9-mstd0.5-inc1.
+        erasing: probability of random erasing.
+        erasing_mode: what is put there: noise for each pixel, one random colour, or zero.
+        mixup: alpha of Mixup, 0 for none.
+        cutmix: alpha of CutMix, 0 for none.
+        mix_prob: probability that a batch is mixed.
+        mix_switch: probability of CutMix where both are on.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    auto_augment: str | None = None
+    erasing: float = 0.0
+    erasing_mode: Literal["pixel", "rand", "const"] = "pixel"
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_prob: float = 1.0
+    mix_switch: float = 0.5
+
+    def __post_init__(self) -> None:
+        for key in ("hflip", "erasing", "mix_prob", "mix_switch"):
+            require(0 <= getattr(self, key) <= 1, key, "a probability", getattr(self, key))
+        for key in ("scale", "ratio"):
+            low, high = getattr(self, key)
+            require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
+
+
+def open_images(data: ImageDataConfig, split: str) -> ImageSource:
+    """The images of one split; a ValueError says what is missing where."""
+    if data.name == "digits":
+        return arrays.digits(split)
+    root = data.root or ""
+    if data.name == "fashion_mnist":
+        return arrays.idx_images(root, split, arrays.FASHION_CLASSES)
+    if data.name == "webdataset":
+        return ShardImages(root, split)
+    if data.name == "folder":
+        return readers.folder_images(root, split)
+    return readers.timm_images(data.name, data.root, split)
+
+
+def open_training_images(data: ImageDataConfig) -> ImageSource:
+    """The training split, or the configured share of it."""
+    source = open_images(data, data.train_split)
+    if data.train_fraction == 1:
+        return source
+    (chosen,) = stratified(source.labels(), [data.train_fraction], seed=0)
+    return Subset(source, chosen)
+
+
+def _common(data: ImageDataConfig) -> dict[str, Any]:
+    return {"interpolation": data.interpolation, "mean": data.mean, "std": data.std}
+
+
+def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
+    """Random crop, flip, colour, erasing; to a normalised (3, image_size, image_size) tensor."""
+    return create_transform(
+        data.image_size,
+        is_training=True,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        hflip=augment.hflip,
+        color_jitter=augment.color_jitter,
+        auto_augment=augment.auto_augment,
+        re_prob=augment.erasing,
+        re_mode=augment.erasing_mode,
+        **_common(data),
+    )
+
+
+def eval_transform(data: ImageDataConfig) -> Transform:
+    """Resize, centre crop; to a normalised (3, image_size, image_size) tensor."""
+    return create_transform(data.image_size, is_training=False, crop_pct=data.crop_pct, **_common(data))
+
+
+class TransformedImages(Dataset):
+    """Images as tensors, with their labels."""
+
+    def __init__(self, source: ImageSource, transform: Transform) -> None:
+        self.source, self.transform = source, transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image, label = self.source[index]
+        return self.transform(image), label

@@ -1,0 +1,96 @@
+"""Folders of images, tar archives, Hugging Face and torchvision data sets through timm's dataset factory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from timm.data import create_dataset
+from timm.data.readers import get_img_extensions
+
+from ppma.data.source import ArrayImages, ImageSource, decode
+
+
+class ReaderImages(ImageSource):
+    """Images of one of timm's readers, decoded here so that a broken one is named.
+
+    Args:
+        reader: gives an open file and a label by index.
+        root: where it reads, named in messages.
+    """
+
+    def __init__(self, reader: Any, root: str) -> None:
+        self.reader, self.root = reader, root
+        names = getattr(reader, "class_to_idx", {})
+        self.classes = tuple(sorted(names, key=names.__getitem__))
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file, label, *_ = self.reader[index]
+        with file:
+            return decode(file, str(Path(self.root) / self.reader.filename(index))), int(label)
+
+    def labels(self) -> Sequence[int]:
+        samples = getattr(self.reader, "samples", None)
+        if samples is not None:
+            return [int(label) for _, label in samples]
+        return [int(self.reader[index][1]) for index in range(len(self))]
+
+
+def check_class_folders(folder: Path) -> None:
+    """Every class folder must hold an image: an empty one would shift the labels of all that follow."""
+    suffixes = get_img_extensions(as_set=True)
+    empty = [
+        child.name
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and not any(path.suffix.lower() in suffixes for path in child.rglob("*"))
+    ]
+    if empty:
+        shown = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
+        raise ValueError(f"data.root: no image in {len(empty)} class folders of {folder}: {shown}")
+
+
+def split_folder(root: str, split: str) -> Path:
+    """`root/split`; "val" is also found as "validation" and the like, as timm does."""
+    synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
+    for name in synonyms.get(split, (split,)):
+        if (Path(root) / name).is_dir():
+            return Path(root) / name
+    raise ValueError(f"data.root: expected a folder {split!r} with one folder for each class in {root}, found none")
+
+
+def folder_images(root: str, split: str | None) -> ImageSource:
+    """A folder with one folder for each class, or `split` inside it."""
+    if not Path(root).is_dir():
+        raise ValueError(f"data.root: expected a folder, found none at {root}")
+    folder = Path(root) if split is None else split_folder(root, split)
+    check_class_folders(folder)
+    return _from_timm("", str(folder), split or "")
+
+
+def timm_images(name: str, root: str | None, split: str) -> ImageSource:
+    """A data set that timm's factory knows: "tar", "torch/cifar10", "hfds/owner/name", ..."""
+    if name.split("/")[0] in ("wds", "tfds", "hfids"):
+        raise ValueError(
+            f"data.name: {name!r} is a stream, which cannot be resumed exactly nor evaluated without repeats; "
+            'use "webdataset" for local shards, "hfds/..." for Hugging Face data sets'
+        )
+    if name == "tar":
+        tars = [path for path in (Path(root or ".") / f"{split}.tar", Path(root or ".") / split) if path.exists()]
+        if not tars:
+            raise ValueError(f"data.root: expected {split}.tar or a folder {split} of tar files in {root}, found none")
+        return _from_timm("", str(tars[0]), split)
+    return _from_timm(name, root, split)
+
+
+def _from_timm(name: str, root: str | None, split: str) -> ImageSource:
+    try:
+        dataset = create_dataset(name, root=root, split=split, search_split=False)
+    except (RuntimeError, AssertionError, ImportError, FileNotFoundError) as error:
+        raise ValueError(f"data.name, data.root: {name or 'folder'} at {root}: {error}") from None
+    if hasattr(dataset, "reader"):
+        return ReaderImages(dataset.reader, root or name)
+    return ArrayImages(np.asarray(dataset.data), np.asarray(dataset.targets), list(map(str, dataset.classes)))

@@ -1,0 +1,100 @@
+"""Labelled images before any transform."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from ppma.engine.task import BrokenSampleError
+
+
+class ImageSource(Dataset, ABC):
+    """Labelled images by index: `source[i]` is an RGB image and the index of its class.
+
+    Attributes:
+        classes: names, in the order of the labels.
+    """
+
+    classes: tuple[str, ...]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]: ...
+
+    @abstractmethod
+    def labels(self) -> Sequence[int]:
+        """The label of every image, without reading images."""
+
+
+class ArrayImages(ImageSource):
+    """Images in memory.
+
+    Args:
+        images: (N, H, W) or (N, H, W, 3), uint8.
+        labels: (N,).
+        classes: names.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:
+        self.images, self.targets, self.classes = images, labels, tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.images[index]).convert("RGB"), int(self.targets[index])
+
+    def labels(self) -> Sequence[int]:
+        return self.targets.tolist()
+
+
+class Subset(ImageSource):
+    """Some images of a source."""
+
+    def __init__(self, source: ImageSource, indices: Sequence[int]) -> None:
+        self.source, self.indices, self.classes = source, indices, source.classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.source[self.indices[index]]
+
+    def labels(self) -> Sequence[int]:
+        labels = self.source.labels()
+        return [labels[index] for index in self.indices]
+
+
+def decode(file: object, name: str) -> Image.Image:
+    """The whole image of an open file in RGB, or a BrokenSampleError that names it."""
+    try:
+        with Image.open(file) as image:  # type: ignore[arg-type]
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise BrokenSampleError(f"{name}: {error or type(error).__name__}") from None
+
+
+def stratified(labels: Sequence[int], fractions: Sequence[float], seed: int) -> list[list[int]]:
+    """Split indices into parts with the same share of every class in each, as near as whole numbers allow.
+
+    Args:
+        labels: of all samples.
+        fractions: of each part, at most 1 in total.
+        seed: of the shuffle within the classes.
+
+    Returns:
+        Disjoint, sorted lists of indices.
+    """
+    generator = np.random.default_rng(seed)
+    parts: list[list[int]] = [[] for _ in fractions]
+    targets = np.asarray(labels)
+    for label in np.unique(targets):
+        members = generator.permutation(np.flatnonzero(targets == label))
+        edges = np.round(np.cumsum([0.0, *fractions]) * len(members)).astype(int)
+        for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
+            part += members[first:last].tolist()
+    return [sorted(part) for part in parts]

@@ -1,0 +1,1 @@
+"""Tasks: what the engine trains. Each has a schema for its configuration files and a class that supplies the rest."""

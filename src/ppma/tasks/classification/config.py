@@ -1,0 +1,40 @@
+"""The schema of classification's configuration files."""
+
+from dataclasses import dataclass, field
+
+from ppma.config import ConfigError, require
+from ppma.data.images import AugmentConfig, ImageDataConfig
+from ppma.engine.config import RunConfig
+from ppma.models import CONFIGS
+from ppma.ops import checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationConfig(RunConfig):
+    """Training of a classifier.
+
+    Attributes:
+        data: see there.
+        augment: see there.
+        label_smoothing: share of the target that is spread over all classes.
+        init: weights to start from, any file that `ppma.load_checkpoint` reads; the last layer is new where the classes
+            differ.
+    """
+
+    data: ImageDataConfig
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    label_smoothing: float = 0.0
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            checks.one_of("model", self.model, CONFIGS)
+            CONFIGS[self.model].replace(**self.model_args)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(str(error)) from None
+        require("num_classes" not in self.model_args, "model_args.num_classes", "the data to say it", "a number")
+        require(0 <= self.label_smoothing < 1, "label_smoothing", "a number in [0, 1)", self.label_smoothing)
+        mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
+        micro = self.batch_size // self.accumulate
+        require(not mixes or micro % 2 == 0, "batch_size", "an even micro-batch, for mixup and cutmix", micro)

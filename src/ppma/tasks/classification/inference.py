@@ -1,0 +1,118 @@
+"""What a trained classifier is used for: accuracy on a data set, classes of single images."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ppma.config import ConfigError
+from ppma.data.images import ImageDataConfig, TransformedImages, eval_transform, open_images
+from ppma.data.readers import folder_images
+from ppma.data.source import ImageSource, decode
+from ppma.engine import distributed
+from ppma.engine.evaluation import BrokenSamples, evaluate
+from ppma.tasks.classification.config import ClassificationConfig
+from ppma.tasks.classification.task import ClassificationMetrics, collate
+from ppma.tasks.classification.weights import check_classes, load_classifier
+from ppma.tasks.registry import load_config
+
+
+def find_images(data: str, *, split: str | None = None, assignments: Iterable[str] = ()) -> ImageSource:
+    """Held-out images from what a user calls them.
+
+    Args:
+        data: a configuration file, a folder (with the split in it, or one folder for each class), or "digits".
+        split: which part; the configuration's `val_split` if None, the test part of the digits.
+        assignments: `key=value` changes of a configuration file.
+    """
+    path = Path(data)
+    if path.suffix in (".yaml", ".yml"):
+        config = load_config(path, assignments)
+        if not isinstance(config, ClassificationConfig):
+            raise ConfigError(f"{path}: expected a classification, got {config.task}")
+        return open_images(config.data, split or config.data.test_split or config.data.val_split)
+    if data == "digits":
+        return open_images(ImageDataConfig(name="digits"), split or "test")
+    if not path.is_dir():
+        raise ValueError(f"data: expected a configuration file, a folder or 'digits', got {data!r}")
+    wanted = [split] if split else ["val", "validation", "test"]
+    inside = [name for name in wanted if (path / name).is_dir()]
+    if split and not inside:
+        raise ValueError(f"split: expected a folder {split!r} in {data}, found none")
+    return folder_images(data, inside[0] if inside else None)
+
+
+def evaluate_classifier(
+    checkpoint: str | Path,
+    data: str,
+    *,
+    split: str | None = None,
+    assignments: Iterable[str] = (),
+    batch_size: int = 64,
+    workers: int = 0,
+    amp: str = "none",
+    max_broken: int = 50,
+) -> dict[str, float]:
+    """Top-1, top-5, cross-entropy, count and throughput; under torchrun the images are shared out.
+
+    Args:
+        checkpoint: any file that `ppma.load_checkpoint` reads.
+        data: see `find_images`.
+        split: see there.
+        assignments: see there.
+        batch_size: for one process.
+        workers: loader processes.
+        amp: "none", "bf16" or "fp16".
+        max_broken: broken images that are skipped before it stops.
+    """
+    model, preparation = load_classifier(checkpoint)
+    source = find_images(data, split=split, assignments=assignments)
+    check_classes(source.classes, preparation.classes, found="the data", expected="the checkpoint")
+    transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
+    with distributed.world() as world:
+        return evaluate(
+            model.to(world.device),
+            ClassificationMetrics(),
+            TransformedImages(source, transform),
+            collate,
+            batch_size=batch_size,
+            workers=workers,
+            world=world,
+            broken=BrokenSamples(max_broken),
+            amp=amp,
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of one image, with their probabilities, likeliest first."""
+
+    image: str
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+@torch.inference_mode()
+def predict(checkpoint: str | Path, images: Sequence[str | Path], *, top: int = 5) -> list[Prediction]:
+    """Classify image files.
+
+    Args:
+        checkpoint: any file that `ppma.load_checkpoint` reads.
+        images: paths.
+        top: how many classes.
+    """
+    if top < 1:
+        raise ValueError(f"top: expected at least 1, got {top}")
+    missing = [str(path) for path in images if not Path(path).is_file()]
+    if missing:
+        raise ValueError(f"image: expected files, found none at {', '.join(missing)}")
+    model, preparation = load_classifier(checkpoint)
+    transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
+    predictions = []
+    for path in images:
+        probabilities = model(transform(decode(str(path), str(path)))[None]).float().softmax(-1)[0]
+        best = probabilities.topk(min(top, len(probabilities)))
+        names = tuple(preparation.classes[index] for index in best.indices.tolist())
+        predictions.append(Prediction(str(path), names, tuple(best.values.tolist())))
+    return predictions

@@ -1,0 +1,116 @@
+"""Classifiers as files: weights, and beside them in the same file the classes and how images are prepared."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from timm.data import ImageNetInfo
+
+from ppma.data.images import ImageDataConfig
+from ppma.models import PolylineBackbone, files, load_checkpoint, save_checkpoint
+
+_KEY = "ppma_classification"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a classifier needs beside its weights.
+
+    Attributes:
+        classes: names, in the order of the scores.
+        image_size: as in `ImageDataConfig`, like all that follow.
+        interpolation: of resizing.
+        mean: of the channels.
+        std: of the channels.
+        crop_pct: of the centre crop.
+    """
+
+    classes: tuple[str, ...]
+    image_size: int
+    interpolation: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    crop_pct: float
+
+    @classmethod
+    def of(cls, data: ImageDataConfig, classes: Sequence[str]) -> "Preparation":
+        """How a configuration prepares images."""
+        shared = {field.name: getattr(data, field.name) for field in dataclasses.fields(cls) if field.name != "classes"}
+        return cls(classes=tuple(classes), **shared)
+
+    def apply_to(self, data: ImageDataConfig) -> ImageDataConfig:
+        """Data prepared this way."""
+        changes = {key: value for key, value in dataclasses.asdict(self).items() if key != "classes"}
+        return dataclasses.replace(data, **changes)
+
+
+def save_classifier(model: PolylineBackbone, path: Path, preparation: Preparation) -> None:
+    """Write a file that `load_classifier`, and `ppma.load_checkpoint`, read."""
+    save_checkpoint(model, path, extra={_KEY: json.dumps(dataclasses.asdict(preparation))})
+
+
+def _stored(path: str | Path) -> Preparation | None:
+    if Path(path).suffix != ".safetensors":
+        return None
+    _, metadata = files.read_safetensors(path)
+    if _KEY not in metadata:
+        return None
+    values: dict[str, Any] = json.loads(metadata[_KEY])
+    for key in ("classes", "mean", "std"):
+        values[key] = tuple(values[key])
+    return Preparation(**values)
+
+
+def classes_in(path: str | Path) -> tuple[str, ...] | None:
+    """The classes of a file, None if it does not name them."""
+    stored = _stored(path)
+    return None if stored is None else stored.classes
+
+
+def load_classifier(path: str | Path) -> tuple[PolylineBackbone, Preparation]:
+    """A model, in evaluation mode, and how it wants its images.
+
+    A file that does not say it (the authors' are such) is prepared as the published models are, and has ImageNet's
+    classes if it has 1,000, else numbers.
+    """
+    model = load_checkpoint(path)
+    if model.num_classes == 0:
+        raise ValueError(f"{path}: expected a classifier, got a backbone without classes")
+    stored = _stored(path)
+    if stored is not None:
+        return model, stored
+    known = model.pretrained_cfg
+    return model, Preparation(
+        classes=_default_classes(model.num_classes),
+        image_size=known["input_size"][-1],
+        interpolation=known["interpolation"],
+        mean=tuple(known["mean"]),
+        std=tuple(known["std"]),
+        crop_pct=known["crop_pct"],
+    )
+
+
+def _default_classes(count: int) -> tuple[str, ...]:
+    if count == 1000:
+        info = ImageNetInfo()
+        return tuple(info.index_to_label_name(index) for index in range(count))
+    return tuple(map(str, range(count)))
+
+
+def check_classes(classes: Sequence[str], others: Sequence[str], *, found: str, expected: str) -> None:
+    """Labels mean the same only where the classes are the same, in the same order."""
+    if tuple(classes) == tuple(others):
+        return
+    lacking = [name for name in others if name not in set(classes)]
+    surplus = [name for name in classes if name not in set(others)]
+    parts = [
+        f"{len(names)} {word} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+        for names, word in ((lacking, "missing"), (surplus, "not expected"))
+        if names
+    ]
+    raise ValueError(
+        f"classes: {found} has {len(classes)} and {expected} {len(others)}: {'; '.join(parts) or 'in another order'}"
+    )
