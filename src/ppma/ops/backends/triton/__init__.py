@@ -2,10 +2,23 @@
 
 import torch
 
+from ppma.ops.backends.triton.attention import attention, attention_backward
+from ppma.ops.backends.triton.criss_cross import criss_cross, criss_cross_backward
 from ppma.ops.backends.triton.launch import INTERPRETED
+from ppma.ops.backends.triton.linear import linear, linear_backward
 from ppma.ops.backends.triton.scan import scan, scan_backward
 
-__all__ = ["scan", "scan_backward", "why_not"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "criss_cross",
+    "criss_cross_backward",
+    "linear",
+    "linear_backward",
+    "scan",
+    "scan_backward",
+    "why_not",
+]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -10,22 +10,23 @@ from ppma.ops.backends.triton.attention_kernels import attention_backward as bac
 from ppma.ops.backends.triton.attention_kernels import attention_delta, attention_forward
 from ppma.ops.backends.triton.configs import attention_configs, attention_tile
 from ppma.ops.backends.triton.launch import Config, check_channels, launch, padded, upcast
-from ppma.ops.backends.triton.potentials import gradient, potentials
-from ppma.ops.backends.triton.tiles import LOG2_E, Field, field
+from ppma.ops.backends.triton.potentials import Slots, gradient, potentials
+from ppma.ops.backends.triton.tiles import LOG2_E, field
 from ppma.ops.layout import heads_last_empty
 
 
-def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, **arguments: Any) -> None:
+def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int | None, **arguments: Any) -> None:
     """Run a kernel with one program for each tile of tokens of each head."""
     batch, heads, height, width, d = like.shape
-    rows, cols = attention_tile(height, width)
+    rows, cols = attention_tile(height, width, band)
     launch(
         kernel,
         (batch * heads * triton.cdiv(height, rows) * triton.cdiv(width, cols),),
-        attention_configs(kind, like.dtype, width, padded(max(d, dv))),
+        attention_configs(kind, mode, like.dtype, (rows, cols), width, padded(max(d, dv))),
         heads=heads,
         H=height,
         W=width,
+        band=band or height,
         d=d,
         dv=dv,
         MODE=mode,
@@ -39,45 +40,65 @@ def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, **argument
 
 
 def masked_forward(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, mode: str, paths: str, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exps and first output of one of the kernel's modes; see `attention`. "linear" has no lse."""
-    check_channels(q, v)
-    softmaxes = {"hadamard": 1, "logit": 2 if paths == "2d" else 1, "linear": 0}[mode]
-    out = heads_last_empty(v, v.shape[-1])
-    lse = torch.empty((softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
-    first = torch.empty((max(softmaxes - 1, 0), *v.shape), dtype=torch.float32, device=v.device)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    first: Tensor | None,
+    mode: str,
+    paths: str,
+    scale: float,
+    band: int | None = None,
+) -> None:
+    """One of the kernel's modes.
+
+    Args:
+        q: (B, heads, H, W, d).
+        k: (B, heads, H, W, d).
+        v: (B, heads, H, W, dv).
+        alpha: potentials along the rows, (2, B, heads, H, W).
+        beta: potentials along the columns, (2, B, heads, H, W).
+        out: receives the output, (B, heads, H, W, dv).
+        lse: receives the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); None for "linear".
+        first: receives the output of the first of two softmaxes, (B, heads, H, W, dv); else None.
+        mode: "hadamard", "logit" or "linear".
+        paths: "v2h", "h2v" or "2d".
+        scale: factor on the scores.
+        band: how many grid rows see each other, counted from the top; None for all.
+    """
     _launch(
         attention_forward,
         "forward",
         q,
         v.shape[-1],
         mode,
+        band,
         q=field(q),
         k=field(k),
         v=field(v),
-        alpha=field(potentials(log_alpha, 3)),
-        beta=field(potentials(log_beta, 2)),
+        alpha=field(alpha),
+        beta=field(beta),
         out=field(out),
-        first=field(first[0]) if len(first) else None,
-        lse=field(lse) if len(lse) else None,
+        first=None if first is None else field(first),
+        lse=None if lse is None else field(lse),
         score_scale=scale if mode == "linear" else scale * LOG2_E.value,
         V2H=paths != "h2v",
         H2V=paths != "v2h",
     )
-    return out, lse, first
 
 
-class _Slots:
-    """Places for what potentials receive, (slots, B, heads, H, W): each program writes to places of its own."""
+def potential_slots(height: int, width: int, paths: str, band: int | None) -> int:
+    """How many slots `masked_backward` takes for what the potentials along one axis receive.
 
-    def __init__(self, slots: int, like: Tensor) -> None:
-        self.buffer = torch.empty((slots, *like.shape), dtype=torch.float32, device=like.device)
-        self._taken = 0
-
-    def take(self, slots: int) -> Field:
-        start, self._taken = self._taken, self._taken + slots
-        return field(self.buffer[start : self._taken])
+    A path is near from one side, which takes a slot for the fixed token and one for each tile across for the corners of
+    the paths along the rows (along the columns only those for the corners), and far from the other side, which takes
+    one along the columns: the same number for both axes.
+    """
+    across = triton.cdiv(width, attention_tile(height, width, band)[1])
+    return (2 if paths == "2d" else 1) * (1 + across)
 
 
 def masked_backward(
@@ -85,32 +106,39 @@ def masked_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_alpha: Tensor,
-    log_beta: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
     lse: Tensor | None,
     delta: Tensor | None,
+    grads: tuple[Tensor, Tensor, Tensor],
+    alpha_slots: Slots,
+    beta_slots: Slots,
     mode: str,
     paths: str,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, log_alpha and log_beta: one launch for the queries' side, one for the keys'."""
-    dv = v.shape[-1]
-    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
-    grad_q, grad_k, grad_v = (heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    height, width = q.shape[2:4]
-    across = triton.cdiv(width, attention_tile(height, width)[1])
+    band: int | None = None,
+) -> None:
+    """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
+
+    Args:
+        grad: gradient of the output, (B, heads, H, W, dv).
+        q, k, v, alpha, beta, lse, mode, paths, scale, band: as in `masked_forward`.
+        delta: for each softmax the row sums of the output times its gradient, like lse.
+        grads: receive the gradients of q, k and v.
+        alpha_slots: receive what the potentials along the rows receive.
+        beta_slots: the same for the columns.
+    """
+    across = triton.cdiv(q.shape[3], attention_tile(q.shape[2], q.shape[3], band)[1])
     v2h, h2v = paths != "h2v", paths != "v2h"
-    # A path is near from one side and far from the other: 1 + across slots in all.
-    slots = (int(v2h) + int(h2v)) * (1 + across)
-    alpha_slots, beta_slots = _Slots(slots, log_alpha), _Slots(slots, log_beta)
     for key_side in (False, True):
         near, far = (h2v, v2h) if key_side else (v2h, h2v)
         _launch(
             backward_kernel,
             "keys" if key_side else "queries",
             q,
-            dv,
+            v.shape[-1],
             mode,
+            band,
             fixed_a=field(k if key_side else q),
             fixed_b=field(v if key_side else grad),
             other_a=field(q if key_side else k),
@@ -119,8 +147,8 @@ def masked_backward(
             delta=None if delta is None else field(delta),
             alpha=field(alpha),
             beta=field(beta),
-            grad_a=field(grad_k if key_side else grad_q),
-            grad_b=field(grad_v) if key_side else None,
+            grad_a=field(grads[1] if key_side else grads[0]),
+            grad_b=field(grads[2]) if key_side else None,
             alpha_own=alpha_slots.take(1) if near else None,
             alpha_corner=alpha_slots.take(across) if near else None,
             beta_own=beta_slots.take(1) if far else None,
@@ -131,8 +159,6 @@ def masked_backward(
             FAR=far,
             KEY_SIDE=key_side,
         )
-    grad_alpha = gradient(alpha_slots.buffer, 3, log_alpha.dtype)
-    return grad_q, grad_k, grad_v, grad_alpha, gradient(beta_slots.buffer, 2, log_beta.dtype)
 
 
 def attention(
@@ -144,7 +170,14 @@ def attention(
         The output (B, heads, H, W, dv); the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); and, where there
         are two softmaxes, the output of the first, (1, B, heads, H, W, dv), else an empty (0, ...) tensor.
     """
-    return masked_forward(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    check_channels(q, v)
+    softmaxes = 2 if combine == "logit" and paths == "2d" else 1
+    out = heads_last_empty(v, v.shape[-1])
+    lse = torch.empty((softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
+    first = torch.empty((softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
+    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
+    masked_forward(q, k, v, alpha, beta, out, lse, first[0] if len(first) else None, combine, paths, scale)
+    return out, lse, first
 
 
 def attention_backward(
@@ -162,9 +195,9 @@ def attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
-    delta = torch.empty_like(lse)
     batch, heads, height, width, dv = v.shape
-    rows, cols = attention_tile(height, width)
+    delta = torch.empty_like(lse)
+    rows, cols = attention_tile(height, width, None)
     launch(
         attention_delta,
         (batch * heads * triton.cdiv(height, rows) * triton.cdiv(width, cols),),
@@ -181,4 +214,15 @@ def attention_backward(
         COLS=cols,
         DV=padded(dv),
     )
-    return masked_backward(grad, q, k, v, log_alpha, log_beta, lse, delta, combine, paths, scale)
+    grads = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
+    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
+    slots = potential_slots(height, width, paths, None)
+    alpha_slots, beta_slots = Slots(slots, log_alpha), Slots(slots, log_beta)
+    masked_backward(
+        grad, q, k, v, alpha, beta, lse, delta, grads, alpha_slots, beta_slots, combine, paths, scale
+    )
+    return (
+        *grads,
+        gradient(alpha_slots.buffer, 3, log_alpha.dtype),
+        gradient(beta_slots.buffer, 2, log_beta.dtype),
+    )

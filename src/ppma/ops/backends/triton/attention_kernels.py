@@ -10,7 +10,8 @@ serves both sides. What a mask needs from row i does not change while k does; fr
 gathered inside the loop, and nothing of size N x N exists.
 
 MODE says what the mask does: "hadamard" multiplies the softmax, "logit" adds its logarithm to the scores (one softmax
-for each path, averaged), "linear" multiplies the scores themselves.
+for each path, averaged), "linear" multiplies the scores themselves. Tokens see those of the same `band` of grid rows;
+for a softmax the band is the grid.
 """
 
 import triton
@@ -94,7 +95,7 @@ def far_mask(
 
 @triton.jit
 def attention_forward(
-    q, k, v, alpha, beta, out, first, lse, heads, H, W, d, dv, score_scale,
+    q, k, v, alpha, beta, out, first, lse, heads, H, W, band, d, dv, score_scale,
     MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +119,7 @@ def attention_forward(
             along_row, column_high, column_low = near_parts(
                 alpha, beta, batch, head, top, row, col, inside, key_col, key_inside, ROWS, LOG
             )
-        for i in range(H):
+        for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
             key = load_tokens(k, batch, head, i, key_col, key_inside, d, D)
             value = load_tokens(v, batch, head, i, key_col, key_inside, dv, DV)
             scores = product(queries, key.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
@@ -185,7 +186,7 @@ def load_norms(lse, delta, plane, batch, head, row, col, inside, share):
 @triton.jit
 def attention_backward(
     fixed_a, fixed_b, other_a, other_b, lse, delta, alpha, beta, grad_a, grad_b,
-    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, d, dv, scale, score_scale,
+    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, d, dv, scale, score_scale,
     MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -230,7 +231,7 @@ def attention_backward(
             )
             row_sum = tl.zeros((TOKENS, OTHERS), tl.float32)
             column_sum = tl.zeros((TOKENS, OTHERS), tl.float32)
-        for i in range(H):
+        for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
             oa = load_tokens(other_a, batch, head, i, other_col, other_inside, d, D)
             ob = load_tokens(other_b, batch, head, i, other_col, other_inside, dv, DV)
             scores = product(a, oa.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale

@@ -17,15 +17,31 @@ def line_configs(kind: str, dtype: torch.dtype, n: int, width: int) -> list[Conf
     return [Config(warps, 1, {"OTHERS": 16})]
 
 
-def attention_tile(height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of the tile of tokens that a program keeps fixed, with the least padding."""
+def attention_tile(height: int, width: int, band: int | None = None) -> tuple[int, int]:
+    """Rows and columns of the tile of tokens that a program keeps fixed: the one with the least padding.
+
+    One row is worth a little padding, because then half of the mask comes from vectors.
+
+    Args:
+        height: grid rows.
+        width: grid columns.
+        band: grid rows that see each other, which a tile must not cross; None for all.
+    """
     shapes = [(64 // cols, cols) for cols in (64, 32, 16, 8)]
-    return min(shapes, key=lambda shape: _padded_area(height, width, *shape) * (1.0 if shape[0] == 1 else 1.2))
+    fitting = [(rows, cols) for rows, cols in shapes if band is None or band % rows == 0]
+    return min(fitting, key=lambda shape: _padded_area(height, width, *shape) * (1.0 if shape[0] == 1 else 1.2))
 
 
 def _padded_area(height: int, width: int, rows: int, cols: int) -> int:
     return triton.cdiv(height, rows) * rows * triton.cdiv(width, cols) * cols
 
 
-def attention_configs(kind: str, dtype: torch.dtype, width: int, channels: int) -> list[Config]:
+def attention_configs(
+    kind: str, mode: str, dtype: torch.dtype, tile: tuple[int, int], width: int, channels: int
+) -> list[Config]:
     return [Config(4, 1, {"OTHERS": 16})]
+
+
+def state_configs(dtype: torch.dtype, channels: int) -> list[Config]:
+    """Only one: reading states adds to its output, so it cannot be repeated to be measured."""
+    return [Config(4, 1)]

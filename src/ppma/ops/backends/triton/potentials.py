@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ppma.ops.backends.triton.launch import Config, launch
-from ppma.ops.backends.triton.tiles import LOG2_E, field, head_of, load_plane, store_plane
+from ppma.ops.backends.triton.tiles import LOG2_E, Field, field, head_of, load_plane, store_plane
 
 CUT = tl.constexpr(-16384.0)
 
@@ -81,6 +81,18 @@ def potentials(log_decay: Tensor, axis: int) -> Tensor:
     lines = _lines(log_decay[None], axis)
     _launch(line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)))
     return out
+
+
+class Slots:
+    """Room for what potentials receive, (slots, B, heads, H, W): programs write to places of their own, no atomics."""
+
+    def __init__(self, slots: int, like: Tensor) -> None:
+        self.buffer = torch.empty((slots, *like.shape), dtype=torch.float32, device=like.device)
+        self._taken = 0
+
+    def take(self, slots: int) -> Field:
+        start, self._taken = self._taken, self._taken + slots
+        return field(self.buffer[start : self._taken])
 
 
 def gradient(parts: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
