@@ -51,8 +51,10 @@ class DecayHead(nn.Module, ABC):
         dtype = compute_dtype(x.dtype)
         autocast = autocast_dtype(x.device) is not None
         with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
-            slices = x.unflatten(-1, (self.heads, -1)).to(dtype)
-            log_decays = self.activate(F.linear(slices, self.weight.to(dtype))).movedim(-2, 1)
+            # The grid is one axis here: with symbolic sizes, export cannot split it off the heads again.
+            slices = x.flatten(1, -2).unflatten(-1, (self.heads, -1)).to(dtype)
+            log_decays = self.activate(F.linear(slices, self.weight.to(dtype))).unflatten(1, x.shape[1:-1])
+            log_decays = log_decays.movedim(-2, 1)
         return log_decays[..., 0], log_decays[..., -1]
 
 
@@ -85,7 +87,9 @@ class SoftplusDecay(DecayHead):
 
     def activate(self, logits: Tensor) -> Tensor:
         rate = self.A_log.to(logits.dtype).exp()[:, None]
-        return -rate * F.softplus(logits + self.dt_bias.to(logits.dtype)[:, None])
+        shifted = logits + self.dt_bias.to(logits.dtype)[:, None]
+        # softplus; the gradient of F.softplus has other strides in a captured graph than where it runs
+        return -rate * torch.logaddexp(shifted, torch.zeros_like(shifted))
 
 
 DECAYS: dict[str, type[DecayHead]] = {"relu": ReluDecay, "softplus": SoftplusDecay}
