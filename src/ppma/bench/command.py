@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print tables, write JSON."""
+    if args.suite == "against" and args.other is None:
+        raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
     if args.device == "cuda":
         from ppma.bench import gpu
 
@@ -65,8 +67,6 @@ def _reports(args: argparse.Namespace) -> list[Report]:
         return models.suite(args.model, **sizes, **rounds)
     from ppma.bench import against
 
-    if args.other is None:
-        raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
     other = against.load(args.other)
     if args.operator:
         return [against.compare_operator(other, args.operator, rounds=args.rounds or 9)]

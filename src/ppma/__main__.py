@@ -1,0 +1,7 @@
+"""`python -m ppma`, which torchrun needs."""
+
+import sys
+
+from ppma.cli import main
+
+sys.exit(main())

@@ -1,0 +1,54 @@
+"""The command line: every command has help, and mistakes get a message and exit code 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+import ppma
+from ppma import cli
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"ppma {name}" in capsys.readouterr().out
+
+
+def test_version_and_overview():
+    run = subprocess.run([sys.executable, "-m", "ppma", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == f"ppma {ppma.__version__}"
+    run = subprocess.run([sys.executable, "-m", "ppma", "--help"], capture_output=True, text=True, check=True)
+    assert all(name in run.stdout for name in cli.COMMANDS)
+
+
+def test_a_missing_or_unknown_command_is_an_error(capsys):
+    for argv in ([], ["tarin"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(argv)
+        assert stop.value.code == 2
+    assert "invalid choice: 'tarin'" in capsys.readouterr().err
+
+
+def test_a_users_mistake_is_a_message(capsys):
+    assert cli.main(["bench", "against"]) == 2
+    assert "ppma bench: against: expected FILE.py:callable" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(cli.COMMANDS, "bench", cli.Command("", "package_that_is_not_there", "", ""))
+    assert cli.main(["bench"]) == 2
+    assert "needs the package 'package_that_is_not_there'" in capsys.readouterr().err
+
+
+def test_example_prints_the_mask(capsys):
+    assert cli.main(["example"]) == 0
+    assert "a12 a13 a14 b24 b34 b44" in capsys.readouterr().out
+
+
+def test_figure_is_written(tmp_path):
+    out = tmp_path / "masks.png"
+    assert cli.main(["figure", "masks", "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
