@@ -1,6 +1,6 @@
 """The operators as PyTorch sees them: `torch.ops.ppma.*` with fake kernels, gradients and vmap rules.
 
-Each calls the backend that `backends.resolve` picks when it runs, so a compiled or exported graph carries the
+Each calls the backend that `backends.call` picks when it runs, so a compiled or exported graph carries the
 backend's name and not its code. Shapes are the canonical ones of `ppma.ops.layout`.
 """
 
@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.ops.backends import resolve
+from ppma.ops.backends import call
 from ppma.ops.layout import compute_dtype, heads_last_empty, split_paths
 
 
 def _run(backend: str, operator: str, values: Tensor, *args: Any) -> Any:
     """Call the backend's function. Autocast ends here: what is computed in float32 inside must stay float32."""
-    function = getattr(resolve(backend, operator, values.device, values.dtype), operator)
     with torch.autocast(values.device.type, enabled=False):
-        return function(*args)
+        return call(backend, operator, values, *args)
 
 
 def _contiguous_like(tensor: Tensor) -> Tensor:

@@ -6,10 +6,13 @@ or None. It is imported when it is first asked for. Backends never import one an
 """
 
 import contextlib
+import functools
 import importlib
 import logging
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -42,7 +45,7 @@ def excluding(*names: str) -> Iterator[None]:
 
 
 class BackendUnavailableError(RuntimeError):
-    """An explicitly chosen backend cannot run here."""
+    """A backend cannot run here. Raised to the user only if that backend was chosen explicitly."""
 
 
 def _why_not(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -75,3 +78,24 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype) 
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
             return importlib.import_module(_MODULES[candidate])
     raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")
+
+
+def call(name: str, operator: str, values: torch.Tensor, *args: Any) -> Any:
+    """Run `operator` with the backend for tensors like `values`.
+
+    A backend may find out only now that it cannot (a kernel that does not compile on an unknown device, a head too
+    wide); then "auto" warns once and takes PyTorch instead.
+    """
+    module = resolve(name, operator, values.device, values.dtype)
+    try:
+        return getattr(module, operator)(*args)
+    except BackendUnavailableError as error:
+        if name != "auto":
+            raise
+        _warn_once(f"{operator} runs in plain PyTorch: {error}")
+    return getattr(importlib.import_module(_MODULES["torch"]), operator)(*args)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
