@@ -1,60 +1,71 @@
-"""The `ppma` command: a table of subcommands, each with a function that adds its arguments and one that runs it.
+"""The `ppma` command: a table of commands, each with a function that adds its arguments and one that runs it.
 
-Both are named here and imported when the subcommand is used, so that `ppma --help` and the light commands stay light.
+Both are named here and imported when the command is used, so that `ppma --help` and the light commands stay light.
 """
 
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ppma
 
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand.
+    """A command.
 
     Attributes:
         help: one line for `ppma --help`.
-        arguments: "module:function" that takes the parser.
-        run: "module:function" that takes the parsed arguments and returns the exit code.
+        module: where its two functions are.
+        arguments: the function that takes the parser.
+        run: the function that takes the parsed arguments and returns the exit code.
     """
 
     help: str
+    module: str
     arguments: str
     run: str
 
 
 COMMANDS: dict[str, Command] = {
+    "bench": Command("measure, and compare with another implementation", "ppma.bench.command", "add_arguments", "run"),
+    "example": Command("the paper's 4 x 4 example, worked out", "ppma.explore.command", "no_arguments", "example"),
+    "figure": Command("draw the masks", "ppma.explore.command", "figure_arguments", "figure"),
     "info": Command(
         "parameters, FLOPs, activations, grid and attention of a model, or of all",
-        "ppma.models.commands:info_arguments",
-        "ppma.models.commands:info",
+        "ppma.models.commands",
+        "info_arguments",
+        "info",
     ),
     "convert": Command(
-        "make a safetensors file of the authors' checkpoint",
-        "ppma.models.commands:convert_arguments",
-        "ppma.models.commands:convert",
+        "make a safetensors file of the authors' checkpoint", "ppma.models.commands", "convert_arguments", "convert"
     ),
     "export": Command(
-        "write a model as ONNX or as a torch.export program",
-        "ppma.models.commands:export_arguments",
-        "ppma.models.commands:export",
+        "write a model as ONNX or as a torch.export program", "ppma.models.commands", "export_arguments", "export"
     ),
 }
 
 
-def _load(reference: str) -> Callable[..., Any]:
-    module, function = reference.split(":")
-    return getattr(importlib.import_module(module), function)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; a user's mistake is one line on stderr and exit code 2."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = _parser().parse_args(words[:1]).command
+    command = COMMANDS[name]
+    try:
+        module = importlib.import_module(command.module)
+        parser = argparse.ArgumentParser(prog=f"ppma {name}", description=command.help)
+        getattr(module, command.arguments)(parser)
+        return getattr(module, command.run)(parser.parse_args(words[1:]))
+    except ModuleNotFoundError as error:
+        print(f"ppma {name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
+    except (ValueError, FileNotFoundError, ppma.BackendUnavailableError) as error:
+        print(f"ppma {name}: {error}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
     parser = argparse.ArgumentParser(
         prog="ppma",
@@ -65,16 +76,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"ppma {ppma.__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="see below; each has its own --help")
-    name = parser.parse_args(arguments[:1]).command
-    command = COMMANDS[name]
-    parser = argparse.ArgumentParser(prog=f"ppma {name}", description=command.help)
-    _load(command.arguments)(parser)
-    try:
-        return _load(command.run)(parser.parse_args(arguments[1:]))
-    except (ValueError, FileNotFoundError, ImportError, ppma.BackendUnavailableError) as error:
-        print(f"ppma {name}: error: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser

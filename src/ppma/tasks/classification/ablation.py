@@ -1,0 +1,133 @@
+"""The ablation of the masks: one configuration trained with each mask and several seeds, in one table."""
+
+import dataclasses
+import functools
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from ppma import config as configs
+from ppma.bench.timing import interleave
+from ppma.engine.config import RunConfig
+from ppma.engine.trainer import SUMMARY
+from ppma.masks import KINDS
+from ppma.models.profile import profile
+from ppma.ops import checks
+from ppma.tasks.classification.config import ClassificationConfig
+from ppma.tasks.run import train
+
+# The authors' ablation of PPMA-T on ImageNet: parameters (M), GFLOPs, images/s on an A800, top-1 (%).
+PAPER = {
+    "none": (14.33, 2.65, 1779, 82.28),
+    "rmt": (14.33, 2.65, 1650, 82.35),
+    "cross": (14.34, 2.71, 1100, 82.44),
+    "hilbert": (14.34, 2.71, 1091, 82.44),
+    "v2h": (14.34, 2.71, 1203, 82.44),
+    "2d": (14.34, 2.71, 1034, 82.60),
+    "shared": (14.33, 2.71, 1124, 82.37),
+}
+THROUGHPUT_BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskResult:
+    """What one mask came to.
+
+    Attributes:
+        mask: its name.
+        parameters: of the model.
+        macs: multiply-adds for one image, which papers call FLOPs.
+        images_per_second: forward pass, measured in turns with the other masks.
+        top1: accuracy in percent of each seed, on the test data where there are any, else on the validation data.
+    """
+
+    mask: str
+    parameters: int
+    macs: int
+    images_per_second: float
+    top1: tuple[float, ...]
+
+
+def ablate(config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> str:
+    """Train every mask with the seeds seed, seed + 1, ..., measure cost, write ablation.md and ablation.json.
+
+    Args:
+        config: a classification; its `model_args.mask` is replaced.
+        masks: names of `ppma.masks.KINDS`.
+        seeds: runs for each mask.
+        out: folder; a run that is finished in it with the same configuration is not repeated, a broken off one resumed.
+
+    Returns:
+        The table in Markdown.
+    """
+    if not isinstance(config, ClassificationConfig):
+        raise configs.ConfigError(f"task: expected a classification, got {config.task}")
+    for mask in masks:
+        checks.one_of("masks", mask, KINDS)
+    configs.require(seeds >= 1, "seeds", "at least 1", seeds)
+    accuracies = {
+        mask: tuple(_accuracy(_with_mask(config, mask, config.seed + n), out / mask / f"seed{n}") for n in range(seeds))
+        for mask in masks
+    }
+    models = {mask: _model(config, mask) for mask in masks}
+    speeds = _images_per_second(models, config.data.image_size)
+    results = []
+    for mask, model in models.items():
+        cost = profile(model, (config.data.image_size,) * 2).total
+        results.append(MaskResult(mask, cost.parameters, cost.macs, speeds[mask], accuracies[mask]))
+    text = table(results)
+    document = {"config": configs.to_dict(config), "results": [dataclasses.asdict(result) for result in results]}
+    (out / "ablation.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    (out / "ablation.md").write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> ClassificationConfig:
+    return dataclasses.replace(config, model_args={**config.model_args, "mask": mask}, seed=seed)
+
+
+def _accuracy(config: ClassificationConfig, run: Path) -> float:
+    """The accuracy of one run, trained unless it lies there finished."""
+    finished = run / SUMMARY
+    summary: dict[str, Any] | None = None
+    if finished.is_file() and configs.read(run / "config.yaml") == configs.to_dict(config):
+        summary = json.loads(finished.read_text(encoding="utf-8"))
+    if summary is None:
+        summary = train(config, run, resume="auto", tensorboard=False)
+    return summary["test_top1"] if "test_top1" in summary else summary["val_top1"]
+
+
+def _model(config: ClassificationConfig, mask: str) -> Any:
+    changed = _with_mask(config, mask, config.seed)
+    return timm.create_model(config.model, **changed.model_args).eval()
+
+
+def _images_per_second(models: dict[str, nn.Module], size: int) -> dict[str, float]:
+    images = torch.randn(THROUGHPUT_BATCH, 3, size, size)
+    with torch.inference_mode():
+        timings = interleave({name: functools.partial(model, images) for name, model in models.items()}, rounds=7)
+    return {name: THROUGHPUT_BATCH / timings.median(name) for name in models}
+
+
+def table(results: Sequence[MaskResult]) -> str:
+    """Measured figures, and the paper's (PPMA-T on ImageNet) beside them."""
+    lines = [
+        "| mask | parameters | MFLOPs | images/s | top-1, mean ± sd (each seed) "
+        "| paper: M params | GFLOPs | images/s | top-1 |",
+        "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for result in results:
+        spread = statistics.stdev(result.top1) if len(result.top1) > 1 else float("nan")
+        each = ", ".join(f"{value:.2f}" for value in result.top1)
+        paper = " | ".join(f"{value:g}" for value in PAPER[result.mask])
+        lines.append(
+            f"| {result.mask} | {result.parameters:,} | {result.macs / 1e6:.1f} | {result.images_per_second:.0f} "
+            f"| {statistics.mean(result.top1):.2f} ± {spread:.2f} ({each}) | {paper} |"
+        )
+    return "\n".join(lines)

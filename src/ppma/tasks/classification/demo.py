@@ -1,0 +1,91 @@
+"""The demonstration: train a small model on handwritten digits, measure it on digits it never saw, look inside."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from ppma.data.images import TransformedImages, eval_transform, open_images
+from ppma.engine.log import ProgressLine
+from ppma.explore.worked_example import worked_example
+from ppma.tasks.classification.config import ClassificationConfig
+from ppma.tasks.classification.inside import confusion_figure, look_figure
+from ppma.tasks.classification.task import collate
+from ppma.tasks.classification.weights import load_classifier
+from ppma.tasks.registry import find_config, load_config
+from ppma.tasks.run import train
+
+RECIPE = "digits_nano"
+
+
+def run(out: Path, assignments: Iterable[str] = ()) -> str:
+    """Train, measure, draw, report.
+
+    Args:
+        out: folder of the run, emptied first.
+        assignments: `key=value` changes of the recipe.
+
+    Returns:
+        What to tell the user at the end.
+    """
+    config = load_config(find_config(RECIPE), assignments)
+    assert isinstance(config, ClassificationConfig)
+    _empty(out)
+    tell = ProgressLine("demo", 0).say
+    tell(worked_example())
+    tell(f"\nTraining {config.model} on the embedded handwritten digits, {config.epochs:g} epochs.")
+    summary = train(config, out, tensorboard=False)
+
+    model, preparation = load_classifier(out / "best.safetensors")
+    test = TransformedImages(open_images(config.data, config.data.test_split or "test"), eval_transform(config.data))
+    images, labels = collate([test[index] for index in range(len(test))])
+    with torch.inference_mode():
+        predicted = torch.cat([model(part).argmax(1) for part in images.split(config.batch_size)])
+    confusion_figure(labels, predicted, preparation.classes).savefig(out / "confusion.png", dpi=120)
+
+    wrong = (predicted != labels).nonzero().flatten().tolist()
+    shown = (wrong[:2] + (predicted == labels).nonzero().flatten().tolist())[:4]
+    titles = [f"{preparation.classes[labels[i]]}, predicted {preparation.classes[predicted[i]]}" for i in shown]
+    look_figure(model, [images[i] for i in shown], titles).savefig(out / "inside.png", dpi=120)
+
+    report = _report(config, summary, wrong=len(wrong), out=out)
+    (out / "report.md").write_text(report, encoding="utf-8")
+    return report
+
+
+def _empty(out: Path) -> None:
+    """Remove an earlier run, and nothing that is not one."""
+    if not out.exists():
+        return
+    if any(out.iterdir()) and not (out / "config.yaml").is_file():
+        raise ValueError(f"out: expected a new folder or an earlier run, {out} holds something else")
+    shutil.rmtree(out)
+
+
+def _report(config: ClassificationConfig, summary: dict, *, wrong: int, out: Path) -> str:
+    kept = json.dumps({key: summary[key] for key in ("test_top1", "val_top1", "seconds")})
+    return f"""# Demonstration
+
+{config.model} ({summary["parameters"]:,} parameters) learned the handwritten digits in {summary["seconds"]:.0f} s:
+{summary["steps"]} steps of {config.batch_size} images, {summary["samples_per_second"]:.0f} images/s in training.
+
+**{summary["test_top1"]:.2f} %** of {summary["test_count"]} test images right ({wrong} wrong). They took no part in
+training, nor in choosing the weights: that was done on {summary["val_count"]} other images
+({summary["val_top1"]:.2f} % right, step {summary["best_step"]}).
+
+In {out}:
+
+- curves.png: loss and accuracy over the run (the numbers: metrics.csv)
+- confusion.png: which digits were taken for which
+- inside.png: for four test digits, the decays that the first block learned, and the mask and attention of one token
+- best.safetensors: the weights; config.yaml: everything that was set; summary.json: {kept}
+
+Try next:
+
+- ppma eval {out}/best.safetensors --data digits
+- ppma predict {out}/best.safetensors IMAGE.png
+- ppma train configs/digits_nano.yaml --out runs/rmt --set model_args.mask=rmt
+- ppma train configs/folder_finetune.yaml --set data.root=FOLDER --set init={out}/best.safetensors
+"""

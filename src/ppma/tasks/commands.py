@@ -1,0 +1,152 @@
+"""The commands around training, for the command line: each adds its arguments to a parser and runs them."""
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ppma.engine.evaluation import TooManyBrokenError
+from ppma.engine.log import format_metrics
+from ppma.engine.signals import StoppedError
+from ppma.engine.trainer import NonFiniteLossError
+from ppma.explore.worked_example import worked_example
+from ppma.masks import KINDS
+from ppma.tasks import registry, run
+from ppma.tasks.classification import ablation, demo, inference
+
+
+def _set_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="change a key of the configuration, for example --set lr=1e-4 --set data.root=/data; may be repeated",
+    )
+
+
+def train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="a YAML file, for example configs/digits_nano.yaml")
+    parser.add_argument("--out", help="folder of the run (default: runs/ and the name of the file)")
+    parser.add_argument(
+        "--resume", default="none", metavar="auto|PATH", help="continue the run in --out, or from a checkpoint"
+    )
+    _set_option(parser)
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train; the same command under torchrun trains on several processes."""
+    _one_line_warnings()
+    out = Path(arguments.out or Path("runs") / Path(arguments.config).stem)
+    try:
+        summary = run.train(arguments.config, out, resume=arguments.resume, assignments=arguments.assignments)
+    except StoppedError as stopped:
+        print(stopped, file=sys.stderr)
+        return 128 + (stopped.signal or signal.SIGTERM)
+    except (NonFiniteLossError, TooManyBrokenError) as error:
+        print(f"ppma train: stopped: {error}", file=sys.stderr)
+        return 1
+    measured = {name: value for name, value in summary.items() if name.startswith(("val_", "test_"))}
+    print(f"{out}: {summary['steps']} steps in {summary['seconds']:.0f} s; {format_metrics(measured)}")
+    return 0
+
+
+def eval_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
+    parser.add_argument("--data", required=True, help="a configuration file, a folder of images, or digits")
+    parser.add_argument("--split", help="which part of the data (default: the held-out one)")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=0, help="loader processes")
+    parser.add_argument("--amp", choices=("none", "bf16", "fp16"), default="none")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _set_option(parser)
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Measure a checkpoint on held-out data."""
+    _one_line_warnings()
+    measured = inference.evaluate_classifier(
+        arguments.checkpoint,
+        arguments.data,
+        split=arguments.split,
+        assignments=arguments.assignments,
+        batch_size=arguments.batch_size,
+        workers=arguments.workers,
+        amp=arguments.amp,
+    )
+    print(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
+    return 0
+
+
+def predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    parser.add_argument("--top", type=int, default=5, help="how many classes to show")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Show the likeliest classes of images."""
+    predictions = inference.predict(arguments.checkpoint, arguments.images, top=arguments.top)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(prediction) for prediction in predictions], indent=2))
+        return 0
+    for prediction in predictions:
+        print(prediction.image)
+        for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
+            print(f"  {probability:7.2%}  {name}")
+    return 0
+
+
+def ablate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="a YAML file, for example configs/digits_ablation.yaml")
+    parser.add_argument("--masks", default=",".join(KINDS), help="comma-separated (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs for each mask")
+    parser.add_argument("--out", help="folder of the runs and the table (default: runs/ and the name of the file)")
+    _set_option(parser)
+
+
+def ablate(arguments: argparse.Namespace) -> int:
+    """Train with each mask and several seeds, and print one table; finished runs are not repeated."""
+    _one_line_warnings()
+    config = registry.load_config(arguments.config, arguments.assignments)
+    out = Path(arguments.out or Path("runs") / Path(arguments.config).stem)
+    print(ablation.ablate(config, arguments.masks.split(","), arguments.seeds, out))
+    print(f"\nwritten: {out / 'ablation.md'}, {out / 'ablation.json'}")
+    return 0
+
+
+def demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="runs/demo", help="folder that is written anew")
+    _set_option(parser)
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Train a small model on handwritten digits, evaluate it and look inside."""
+    _one_line_warnings()
+    print(demo.run(Path(arguments.out), arguments.assignments))
+    return 0
+
+
+def example_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
+
+
+def example(arguments: argparse.Namespace) -> int:
+    """Print the paper's 4 x 4 example, worked out."""
+    print(worked_example())
+    return 0
+
+
+def _one_line_warnings() -> None:
+    """Warnings as a line for the user, not as a line of code."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
