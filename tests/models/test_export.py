@@ -8,7 +8,7 @@ import timm
 import torch
 
 from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
-from ppma.models.export import OPSET, export_onnx, export_program, onnx_difference
+from ppma.models.export import OPSET, export_onnx, export_program, onnx_differences
 
 # One block of each kind: quick enough for the ordinary suite. The published models take minutes together.
 SMALL = BackboneConfig(
@@ -106,7 +106,7 @@ def test_onnx_agrees_at_several_sizes(config, tmp_path):
     axes = [d.dim_param or d.dim_value for d in graph.graph.input[0].type.tensor_type.shape.dim]
     assert axes == ["batch", 3, "height", "width"]
     expected = model(torch.randn(1, 3, *SIZES[0]))
-    for difference in onnx_difference(model, path, [*SIZES, (224, 224)]):
+    for difference in onnx_differences(model, path, [*SIZES, (224, 224)]):
         assert difference < tolerance(expected)
 
 
