@@ -30,6 +30,26 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "train": Command(
+        "train a model as a configuration file says; resumes, and runs under torchrun",
+        "ppma.tasks.commands",
+        "train_arguments",
+        "train",
+    ),
+    "eval": Command("measure a checkpoint on held-out data", "ppma.tasks.commands", "eval_arguments", "evaluate"),
+    "predict": Command("classify images", "ppma.tasks.commands", "predict_arguments", "predict"),
+    "ablate": Command(
+        "compare the masks: train each with several seeds, one table",
+        "ppma.tasks.commands",
+        "ablate_arguments",
+        "ablate",
+    ),
+    "demo": Command(
+        "train on the embedded digits, measure and look inside, in minutes",
+        "ppma.tasks.commands",
+        "demo_arguments",
+        "run_demo",
+    ),
     "bench": Command("measure, and compare with another implementation", "ppma.bench.command", "add_arguments", "run"),
     "example": Command("the paper's 4 x 4 example, worked out", "ppma.explore.command", "no_arguments", "example"),
     "figure": Command("draw the masks", "ppma.explore.command", "figure_arguments", "figure"),
