@@ -3,11 +3,21 @@
 import torch
 
 from ppma.ops.backends.native import library
+from ppma.ops.backends.native.attention import attention, attention_backward
 from ppma.ops.backends.native.criss_cross import criss_cross, criss_cross_backward
 from ppma.ops.backends.native.depthwise import depthwise_add, depthwise_add_backward
 from ppma.ops.backends.native.rotary import rotate
 
-__all__ = ["criss_cross", "criss_cross_backward", "depthwise_add", "depthwise_add_backward", "rotate", "why_not"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "criss_cross",
+    "criss_cross_backward",
+    "depthwise_add",
+    "depthwise_add_backward",
+    "rotate",
+    "why_not",
+]
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:

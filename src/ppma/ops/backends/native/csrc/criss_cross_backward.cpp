@@ -158,7 +158,7 @@ class Backward {
 
 template <bool kLogit>
 int backward(const Problem& problem, const Gradients& gradients) {
-  return for_tasks(problem.batch * problem.heads, problem.threads, floats_of<HeadScratch>(problem),
+  return for_tasks(problem.batch * problem.heads, problem.longest_line(), problem.threads, floats_of<HeadScratch>(problem),
                    floats_of<OwnScratch>(problem, problem.longest_line()),
                    [&](int64_t task, Team team, float* head, float* own) {
                      Backward<kLogit>(problem, gradients, task, Arena(head), Arena(own)).run(team);

@@ -35,7 +35,8 @@ inline void line_scores(const Line& line, const LineScratch& scratch, float* sco
   pack_columns(k.data, k.stride, n, problem.d, problem.scale * kLog2E, scratch.keys, width);
   product(rows_of(scratch.queries, padded(problem.d)), {scratch.keys, width}, n, width, problem.d, Store{scores, width});
 
-  Potentials potentials(scratch.potentials, log_decay.data, log_decay.stride, n);
+  Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n);
+  Potentials potentials(scratch.potentials, n);
   IntVec inside = lane_index() < static_cast<int>(n - (width - kLanes));
   for (int64_t j = 0; j < n; ++j) {
     float* row = scores + j * width;
@@ -111,7 +112,7 @@ void line_map_backward(const Line& line, const float* softmax, const float* weig
     potentials[j] -= sum(across);
   }
   Tokens log = line.of(line.log_decay()), grad = line.of(grad_log_decay);
-  log_decay_gradient(potentials, log.data, log.stride, n, grad.data, grad.stride);
+  log_decay_gradient(potentials, 1, log.data, log.stride, n, grad.data, grad.stride);
 }
 
 }  // namespace ppma

@@ -14,6 +14,24 @@ namespace ppma {
 // As CUT_BELOW of ppma/ops/lines.py: such an edge is a cut (decay 0), counted and not summed.
 constexpr float kCutBelow = -1e4f;
 
+// A running sum of log2 of decays, cuts left out.
+struct RunningPotential {
+  double sum = 0.0;
+  float cuts = 0.0f;
+
+  void step(float log) {
+    bool cut = log < kCutBelow;
+    cuts += cut;
+    sum += cut ? 0.0 : log * 1.4426950408889634;
+  }
+};
+
+// -|difference| of two potentials given as sums of two floats.
+inline Vec minus_distance(Vec high_difference, Vec low_difference) {
+  Vec difference = high_difference + low_difference;
+  return select(difference < 0.0f, difference, -difference);
+}
+
 // The potentials of a line, each as the sum of two floats: the difference of two of them, taken part by part, is right
 // to float precision at any length, where a single float would lose the digits that cancel.
 class Potentials {
@@ -22,40 +40,74 @@ class Potentials {
   static int64_t size(int64_t n) { return 3 * (n + kLanes); }
 
   // Reads the log-decays log[0], log[stride], ...
-  Potentials(float* memory, const float* log, int64_t stride, int64_t n)
-      : high_(memory), low_(memory + n + kLanes), cuts_(memory + 2 * (n + kLanes)) {
-    double potential = 0.0;
-    float cuts = 0.0f;
+  static void fill(float* memory, const float* log, int64_t stride, int64_t n) {
+    float *high = memory, *low = high + n + kLanes, *cuts = low + n + kLanes;
+    RunningPotential potential;
     for (int64_t m = 0; m < n; ++m) {
-      if (m > 0) {
-        float edge = log[m * stride];
-        bool cut = edge < kCutBelow;
-        cuts += cut;
-        potential += cut ? 0.0 : edge * 1.4426950408889634;
-      }
-      high_[m] = static_cast<float>(potential);
-      low_[m] = static_cast<float>(potential - high_[m]);
-      cuts_[m] = cuts;
+      if (m > 0) potential.step(log[m * stride]);
+      high[m] = static_cast<float>(potential.sum);
+      low[m] = static_cast<float>(potential.sum - high[m]);
+      cuts[m] = potential.cuts;
     }
-    any_cuts_ = cuts > 0.0f;
-    for (int lane = 0; lane < kLanes; ++lane)  // read with the last tokens, and never used
-      high_[n + lane] = low_[n + lane] = cuts_[n + lane] = 0.0f;
+    for (int64_t m = n; m < n + kLanes; ++m) high[m] = low[m] = cuts[m] = 0.0f;  // loaded with the last tokens
   }
+
+  // What was filled.
+  Potentials(const float* memory, int64_t n)
+      : high_(memory), low_(high_ + n + kLanes), cuts_(low_ + n + kLanes), any_cuts_(cuts_[n - 1] > 0.0f) {}
 
   // log2 of D between token j and the kLanes tokens from l on; -inf across a cut.
   Vec log_decay(int64_t j, int64_t l) const {
-    Vec difference = (load(high_ + l) - high_[j]) + (load(low_ + l) - low_[j]);
-    Vec log = -select(difference < 0.0f, -difference, difference);
+    Vec log = minus_distance(load(high_ + l) - high_[j], load(low_ + l) - low_[j]);
     return any_cuts_ ? select(load(cuts_ + l) == cuts_[j], log, splat(-__builtin_inff())) : log;
   }
 
   Vec decay(int64_t j, int64_t l) const { return exp2(log_decay(j, l)); }
 
  private:
-  float* high_;
-  float* low_;
-  float* cuts_;
+  const float* high_;
+  const float* low_;
+  const float* cuts_;
   bool any_cuts_;
+};
+
+// The potentials of all columns of a grid, with the columns in the lanes.
+class ColumnPotentials {
+ public:
+  // How many floats a grid takes.
+  static int64_t size(int64_t height, int64_t width) { return 3 * height * (width + kLanes); }
+
+  // Reads log-decays `row_stride` and `column_stride` apart.
+  static void fill(float* memory, const float* log, int64_t row_stride, int64_t column_stride, int64_t height,
+                   int64_t width) {
+    int64_t stride = width + kLanes, part = height * stride;
+    for (int64_t c = 0; c < stride; ++c) {
+      RunningPotential potential;
+      for (int64_t i = 0; i < height; ++i) {
+        if (i > 0 && c < width) potential.step(log[i * row_stride + c * column_stride]);
+        float* at = memory + i * stride + c;
+        at[0] = static_cast<float>(potential.sum);
+        at[part] = static_cast<float>(potential.sum - at[0]);
+        at[2 * part] = potential.cuts;
+      }
+    }
+  }
+
+  // What was filled.
+  ColumnPotentials(const float* memory, int64_t height, int64_t width)
+      : memory_(memory), stride_(width + kLanes), part_(height * stride_) {}
+
+  // log2 of the decay between rows i and k in the kLanes columns from c on; -inf across a cut.
+  Vec log_decay(int64_t i, int64_t k, int64_t c) const {
+    const float *a = memory_ + i * stride_ + c, *b = memory_ + k * stride_ + c;
+    Vec log = minus_distance(load(a) - load(b), load(a + part_) - load(b + part_));
+    return select(load(a + 2 * part_) == load(b + 2 * part_), log, splat(-__builtin_inff()));
+  }
+
+ private:
+  const float* memory_;
+  int64_t stride_;
+  int64_t part_;
 };
 
 // D[j][l] or its log2 for j in [row, row + rows) and l in [column, column + columns), to rows `stride` apart. Written in
@@ -96,13 +148,14 @@ inline Vec signed_by_position(Vec gradient, int64_t j, int64_t l) {
   return select(distance < 0, -gradient, select(distance > 0, gradient, Vec{}));
 }
 
-// From what the potentials receive to the gradient of the log-decays: edge m moves the potentials of all tokens from m on.
+// From what the potentials of a line receive to the gradient of its log-decays: edge m moves the potentials of all
+// tokens from m on. Numbers lie a stride apart.
 template <class Float>
-inline void log_decay_gradient(const Float* potentials, const float* log, int64_t log_stride, int64_t n, float* to,
-                               int64_t stride) {
+inline void log_decay_gradient(const Float* potentials, int64_t potential_stride, const float* log, int64_t log_stride,
+                               int64_t n, float* to, int64_t stride) {
   double total = 0.0;
   for (int64_t m = n - 1; m > 0; --m) {
-    total += potentials[m];
+    total += potentials[m * potential_stride];
     // Across a cut the mask is 0 and stays 0; the sums say so only up to rounding.
     to[m * stride] = log[m * log_stride] < kCutBelow ? 0.0f : static_cast<float>(total);
   }

@@ -124,11 +124,11 @@ void together(int threads, Body body) {
 }
 
 // Runs body(task, team, shared, own) for every task, with `shared_floats` of scratch for each task and `own_floats` for
-// each thread. Where there are few tasks, all threads work on each in turn as one team; else every thread takes tasks
-// for itself. Returns 1 if there is no memory.
+// each thread. Where there are few tasks and each has at least as many `shares` as there are threads, all threads work on
+// each task in turn as one team; else every thread takes tasks for itself. Returns 1 if there is no memory.
 template <class Body>
-int for_tasks(int64_t tasks, int threads, size_t shared_floats, size_t own_floats, Body body) {
-  bool in_turn = threads > 1 && tasks < 4 * threads && tasks % threads != 0;
+int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, size_t own_floats, Body body) {
+  bool in_turn = threads > 1 && shares >= threads && tasks < 4 * threads && tasks % threads != 0;
   float* common = in_turn ? Scratch::floats<1>(shared_floats) : nullptr;
   std::atomic<bool> failed{in_turn && !common};
   std::atomic<int64_t> next{0};

@@ -1,0 +1,262 @@
+// Vanilla attention: every token attends to every token, in one pass over tiles of keys for each block of queries.
+//
+// "hadamard": the usual running maximum and sum of the unmasked softmax; the mask multiplies what is accumulated.
+// "logit": one running softmax of scores plus log mask for each path.
+#include <cmath>
+
+#include "attention_tiles.h"
+
+using namespace ppma;
+
+namespace {
+
+// A running softmax of each query of a block.
+struct Softmax {
+  float *top, *total;  // the largest logit so far, and the sum of exp2(logit - top)
+  float* out;          // queries x dv: the sum of exp2(logit - top) * mask * value
+
+  Softmax(Arena& arena, int64_t queries, int64_t channels)
+      : top(arena.take(queries)), total(arena.take(queries)), out(arena.take(queries * channels)) {}
+
+  void clear(int64_t queries, int64_t channels) {
+    for (int64_t q = 0; q < queries; ++q) top[q] = -__builtin_inff(), total[q] = 0.0f;
+    std::memset(out, 0, sizeof(float) * queries * channels);
+  }
+
+  // Takes notice of logits up to `seen`; returns what to subtract from them.
+  float raise(int64_t query, float seen, int64_t channels) {
+    if (seen > top[query]) {
+      float factor = exp2(splat(top[query] - seen))[0];
+      top[query] = seen;
+      total[query] *= factor;
+      float* row = out + query * channels;
+      for (int64_t c = 0; c < channels; c += kLanes) store(row + c, load(row + c) * factor);
+    }
+    return top[query] == -__builtin_inff() ? 0.0f : top[query];
+  }
+
+  float log_sum_exp(int64_t query) const {
+    return (top[query] + std::log2(total[query])) * 0.69314718056f;
+  }
+};
+
+// exp2(row - top) in place for `count` numbers; returns the sum. Writes whole vectors.
+float exponentiate(float* row, int64_t count, float top) {
+  Vec total{};
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    Vec p = exp2(load(row + c) - top);
+    total += p;
+    store(row + c, p);
+  }
+  if (c < count) {
+    int rest = static_cast<int>(count - c);
+    Vec p = select(lane_index() < rest, exp2(load(row + c) - top), Vec{});
+    total += p;
+    store(row + c, p);
+  }
+  return sum(total);
+}
+
+template <bool kLogit>
+struct OwnScratch {
+  float* queries;    // queries x d
+  float* keys;       // d x keys, times scale and log2(e)
+  float* values;     // keys x dv
+  float* scores[2];  // queries x keys; two if there are two softmaxes
+  Softmax softmax[2];
+  TileMask<kLogit> mask;
+
+  OwnScratch(Arena& arena, const Problem& problem, const Runs& query_runs, const Runs& key_runs, int64_t softmaxes)
+      : queries(arena.take(query_runs.most_tokens() * padded(problem.d))),
+        keys(arena.take(problem.d * score_stride(key_runs.most_tokens()))),
+        values(arena.take(key_runs.most_tokens() * padded(problem.dv))),
+        scores{score_tile(arena, query_runs, key_runs, true), score_tile(arena, query_runs, key_runs, softmaxes > 1)},
+        softmax{{arena, query_runs.most_tokens(), padded(problem.dv)},
+                {arena, softmaxes > 1 ? query_runs.most_tokens() : 0, padded(problem.dv)}},
+        mask(arena, query_runs, key_runs) {}
+
+ private:
+  static float* score_tile(Arena& arena, const Runs& query_runs, const Runs& key_runs, bool used) {
+    return arena.take(used ? query_runs.most_tokens() * score_stride(key_runs.most_tokens()) : 0);
+  }
+};
+
+// Where the results go.
+struct Results {
+  const View& out;  // (batch, heads, height, width, dv)
+  float* lse;       // (softmaxes, batch, heads, height, width)
+  float* first;     // (batch, heads, height, width, dv): the output of the first of two softmaxes
+};
+
+template <bool kLogit, bool kV2H, bool kH2V>
+class Forward {
+ public:
+  static constexpr int kSoftmaxes = kLogit && kV2H && kH2V ? 2 : 1;
+
+  Forward(const Problem& problem, const Results& results, int64_t task, float* shared, Arena own)
+      : problem_(problem),
+        results_(results),
+        head_{problem, task / problem.heads, task % problem.heads},
+        query_runs_(query_runs(problem)),
+        key_runs_(key_runs(problem)),
+        channels_(padded(problem.dv)),
+        potentials_(shared, head_),
+        own_(own, problem, query_runs_, key_runs_, kSoftmaxes) {}
+
+  static int run(const Problem& problem, const Results& results) {
+    int64_t own_floats = floats_of<OwnScratch<kLogit>>(problem, query_runs(problem), key_runs(problem), kSoftmaxes);
+    return for_tasks(problem.batch * problem.heads, query_runs(problem).count(), problem.threads, GridPotentials::size(problem), own_floats,
+                     [&](int64_t task, Team team, float* shared, float* own) {
+                       Forward(problem, results, task, shared, Arena(own)).run(team);
+                     });
+  }
+
+ private:
+  void run(Team team) {
+    potentials_.fill(team);
+    team.share(query_runs_.count(), [&](int64_t index) {
+      block(query_runs_.at(index / query_runs_.parts(), index % query_runs_.parts()));
+    });
+  }
+
+  // All keys for a block of queries.
+  void block(const Run& queries) {
+    head_.pack(problem_.q, problem_.d, queries, own_.queries);
+    for (int s = 0; s < kSoftmaxes; ++s) own_.softmax[s].clear(queries.tokens(), channels_);
+    for (int64_t part = 0; part < key_runs_.parts(); ++part) {
+      if (kV2H) own_.mask.begin(potentials_, queries, key_runs_.at(0, part));
+      for (int64_t group = 0; group < key_runs_.groups(); ++group) tile(queries, key_runs_.at(group, part));
+    }
+    finish(queries);
+  }
+
+  void tile(const Run& queries, const Run& keys) {
+    int64_t count = keys.tokens(), stride = score_stride(count);
+    own_.mask.next(potentials_, queries, keys);
+    head_.pack_transposed(problem_.k, problem_.d, keys, problem_.scale * kLog2E, own_.keys, stride);
+    head_.pack(problem_.v, problem_.dv, keys, own_.values);
+    product(rows_of(own_.queries, padded(problem_.d)), {own_.keys, stride}, queries.tokens(), padded(count), problem_.d,
+            Store{own_.scores[0], stride});
+    for (int64_t r = 0; r < queries.rows; ++r)
+      for (int64_t j = 0; j < queries.columns; ++j) weigh(r, j, r * queries.columns + j, keys, stride);
+    for (int s = 0; s < kSoftmaxes; ++s)
+      product(rows_of(own_.scores[s], stride), {own_.values, channels_}, queries.tokens(), channels_, count,
+              Store{own_.softmax[s].out, channels_, true});
+  }
+
+  // From scores to weights for the query of row r and column j of a block.
+  void weigh(int64_t r, int64_t j, int64_t query, const Run& keys, int64_t stride) {
+    float* row = own_.scores[0] + query * stride;
+    if (kLogit) {
+      float* other = own_.scores[kSoftmaxes - 1] + query * stride;
+      float seen[kSoftmaxes];
+      add_log_mask(r, j, keys, row, other, seen);
+      for (int s = 0; s < kSoftmaxes; ++s) exponentiate_row(s, query, keys.tokens(), seen[s], stride);
+    } else {
+      exponentiate_row(0, query, keys.tokens(), largest_of(row, keys.tokens()), stride);
+      multiply_mask(r, j, keys, row);
+    }
+  }
+
+  void exponentiate_row(int s, int64_t query, int64_t count, float seen, int64_t stride) {
+    Softmax& softmax = own_.softmax[s];
+    float top = softmax.raise(query, seen, channels_);
+    softmax.total[query] += exponentiate(own_.scores[s] + query * stride, count, top);
+  }
+
+  static float largest_of(const float* row, int64_t count) {
+    Vec top = splat(-__builtin_inff());
+    int64_t c = 0;
+    for (; c + kLanes <= count; c += kLanes) top = max(top, load(row + c));
+    IntVec inside = lane_index() < static_cast<int>(count - c);
+    return largest(max(top, select(inside, load(row + c), top)));
+  }
+
+  // Calls body(key row, key column, vector of weights in memory, which lanes are inside) for the keys of a tile.
+  template <class Body>
+  static void each_vector(const Run& keys, float* row, Body body) {
+    for (int64_t t = 0; t < keys.rows; ++t) {
+      for (int64_t l = 0; l < keys.columns; l += kLanes) {
+        IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
+        body(t, l, row + t * keys.columns + l, inside);
+      }
+    }
+  }
+
+  void multiply_mask(int64_t r, int64_t j, const Run& keys, float* row) {
+    const float* of_query_row = own_.mask.of_query_row(r, j);
+    each_vector(keys, row, [&](int64_t t, int64_t l, float* at, IntVec inside) {
+      Vec mask{};
+      if (kV2H) mask += load(of_query_row + l) * load(own_.mask.at_keys(r, t) + l);
+      if (kH2V) mask += load(own_.mask.of_key_row(t, j) + l) * own_.mask.at_queries(r, t)[j];
+      Vec p = load(at);
+      store(at, select(inside, p * mask, p));
+    });
+  }
+
+  void add_log_mask(int64_t r, int64_t j, const Run& keys, float* row, float* other, float* seen) {
+    const float* of_query_row = own_.mask.of_query_row(r, j);
+    const Vec none = splat(-__builtin_inff());
+    Vec top[2] = {none, none};
+    each_vector(keys, row, [&](int64_t t, int64_t l, float* at, IntVec inside) {
+      Vec score = load(at);
+      if (kH2V) {
+        Vec logit = score + (load(own_.mask.of_key_row(t, j) + l) + own_.mask.at_queries(r, t)[j]);
+        top[kSoftmaxes - 1] = max(top[kSoftmaxes - 1], select(inside, logit, none));
+        store(other + (at - row), select(inside, logit, score));
+      }
+      if (kV2H) {
+        Vec logit = score + (load(of_query_row + l) + load(own_.mask.at_keys(r, t) + l));
+        top[0] = max(top[0], select(inside, logit, none));
+        store(at, select(inside, logit, score));
+      }
+    });
+    for (int s = 0; s < kSoftmaxes; ++s) seen[s] = largest(top[s]);
+  }
+
+  // Divides by the sums and writes the results of a block.
+  void finish(const Run& queries) {
+    int64_t heads_before = head_.batch * problem_.heads + head_.head, all = problem_.batch * problem_.heads;
+    for (int64_t query = 0; query < queries.tokens(); ++query) {
+      int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
+      int64_t token = heads_before * problem_.tokens() + i * problem_.width + j;
+      for (int s = 0; s < kSoftmaxes; ++s)
+        results_.lse[s * all * problem_.tokens() + token] = own_.softmax[s].log_sum_exp(query);
+      float* out = results_.out.at(head_.batch, head_.head, i, j);
+      float scales[2];
+      for (int s = 0; s < kSoftmaxes; ++s) scales[s] = 1.0f / own_.softmax[s].total[query];
+      for (int64_t c = 0; c < problem_.dv; c += kLanes) {
+        int count = problem_.dv - c < kLanes ? static_cast<int>(problem_.dv - c) : kLanes;
+        Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
+        if (kSoftmaxes == 2) {
+          store_part(results_.first + token * problem_.dv + c, result, count);
+          result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
+        }
+        store_part(out + c, result, count);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const Results& results_;
+  Head head_;
+  Runs query_runs_, key_runs_;
+  int64_t channels_;
+  GridPotentials potentials_;
+  OwnScratch<kLogit> own_;
+};
+
+template <bool kLogit>
+int forward(const Problem& problem, const Results& results) {
+  if (problem.v2h && problem.h2v) return Forward<kLogit, true, true>::run(problem, results);
+  return problem.v2h ? Forward<kLogit, true, false>::run(problem, results)
+                     : Forward<kLogit, false, true>::run(problem, results);
+}
+
+}  // namespace
+
+PPMA_EXPORT int ppma_attention(const Problem* problem, const View* out, float* lse, float* first) {
+  Results results{*out, lse, first};
+  return problem->logit ? forward<true>(*problem, results) : forward<false>(*problem, results);
+}

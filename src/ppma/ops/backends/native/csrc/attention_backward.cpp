@@ -1,0 +1,366 @@
+// Gradients of vanilla attention, recomputing each tile once from the saved log-sum-exp.
+//
+// With P the softmax, G = dout v^T, L and Lt the masks of the two paths, delta = rowsum(dout * out):
+//
+//   "hadamard": X = P G L, Xt = P G Lt, dS = X + Xt - P delta, weights = P (L + Lt);
+//   "logit", for each path's own P: X or Xt = P (G - delta), dS = X + Xt, weights = the sum of the P.
+//
+// X and Xt are the gradients of log L and log Lt. They reach the potentials of the rows' decays through the query's row
+// (L) or the key's row (Lt), and those of the columns' decays at the key's column (L) or the query's column (Lt).
+#include "attention_tiles.h"
+
+using namespace ppma;
+
+namespace {
+
+// The blocks of queries of a head are divided into chunks, each with its own sums for the keys, which are added in order
+// at the end: so few heads still occupy many threads, and the bits do not depend on how many. The number of chunks is a
+// matter of the shape alone.
+constexpr int64_t kChunksAtLeast = 16;
+constexpr int64_t kChunksOfHead = 8;
+
+int64_t chunks_of(const Problem& problem) {
+  int64_t heads = problem.batch * problem.heads, blocks = query_runs(problem).count();
+  int64_t chunks = (kChunksAtLeast + heads - 1) / heads;
+  if (chunks > kChunksOfHead) chunks = kChunksOfHead;
+  return chunks < blocks ? chunks : blocks;
+}
+
+// What one chunk adds up.
+struct ChunkSums {
+  float *grad_k, *grad_v;         // tokens x d, tokens x dv; the first without the scale
+  double *alpha, *beta;           // what the potentials of rows and columns receive
+
+  ChunkSums(Arena& arena, const Problem& problem)
+      : grad_k(arena.take(problem.tokens() * padded(problem.d))),
+        grad_v(arena.take(problem.tokens() * padded(problem.dv))),
+        alpha(reinterpret_cast<double*>(arena.take(2 * problem.tokens()))),
+        beta(reinterpret_cast<double*>(arena.take(2 * problem.tokens()))) {}
+
+  void clear(const Problem& problem) {
+    std::memset(grad_k, 0, sizeof(float) * problem.tokens() * padded(problem.d));
+    std::memset(grad_v, 0, sizeof(float) * problem.tokens() * padded(problem.dv));
+    for (int64_t token = 0; token < problem.tokens(); ++token) alpha[token] = beta[token] = 0.0;
+  }
+};
+
+template <bool kLogit>
+struct OwnScratch {
+  float *queries, *grad_out;      // queries x d, queries x dv
+  float *keys, *keys_transposed;  // keys x d; d x keys, times scale and log2(e)
+  float* values_transposed;       // dv x keys, times what a path counts
+  float *scores, *grad_map;       // queries x keys: they become the weights and the gradient of the scores
+  float* log_sum[2];              // of each query and softmax, in units of log 2
+  float* delta[2];
+  float *of_query_rows, *of_key_rows;  // sums of X and Xt over the tiles' other rows, as the factors of TileMask
+  float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
+  TileMask<kLogit> mask;
+
+  OwnScratch(Arena& arena, const Problem& problem, const Runs& query_runs, const Runs& key_runs)
+      : queries(arena.take(query_runs.most_tokens() * padded(problem.d))),
+        grad_out(arena.take(query_runs.most_tokens() * padded(problem.dv))),
+        keys(arena.take(key_runs.most_tokens() * padded(problem.d))),
+        keys_transposed(arena.take(problem.d * score_stride(key_runs.most_tokens()))),
+        values_transposed(arena.take(problem.dv * score_stride(key_runs.most_tokens()))),
+        scores(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
+        grad_map(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
+        log_sum{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
+        delta{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
+        of_query_rows(arena.take(query_runs.most_tokens() * padded(key_runs.most_columns()))),
+        of_key_rows(arena.take(key_runs.most_rows() * query_runs.most_columns() * padded(key_runs.most_columns()))),
+        at_keys(arena.take(query_runs.most_rows() * key_runs.most_rows() * padded(key_runs.most_columns()))),
+        at_queries(arena.take(query_runs.most_rows() * key_runs.most_rows() * query_runs.most_columns())),
+        mask(arena, query_runs, key_runs) {}
+};
+
+// What the forward pass saved.
+struct Saved {
+  const View& out;
+  const float* lse;
+  const float* first;
+};
+
+template <bool kLogit, bool kV2H, bool kH2V>
+class Backward {
+ public:
+  static int run(const Problem& problem, const Gradients& gradients, const Saved& saved) {
+    int64_t chunks = chunks_of(problem);
+    int64_t shared_floats = GridPotentials::size(problem) + 16 + chunks * floats_of<ChunkSums>(problem);
+    int64_t own_floats = floats_of<OwnScratch<kLogit>>(problem, query_runs(problem), key_runs(problem));
+    return for_tasks(problem.batch * problem.heads, chunks, problem.threads, shared_floats, own_floats,
+                     [&](int64_t task, Team team, float* shared, float* own) {
+                       Backward(problem, gradients, saved, task, Arena(shared), Arena(own)).run(team);
+                     });
+  }
+
+ private:
+  static constexpr bool kTwo = kLogit && kV2H && kH2V;
+
+  Backward(const Problem& problem, const Gradients& gradients, const Saved& saved, int64_t task, Arena shared, Arena own)
+      : problem_(problem),
+        gradients_(gradients),
+        saved_(saved),
+        head_{problem, task / problem.heads, task % problem.heads},
+        query_runs_(query_runs(problem)),
+        key_runs_(key_runs(problem)),
+        width_(padded(key_runs_.most_columns())),
+        potentials_(shared.take(GridPotentials::size(problem)), head_),
+        chunk_memory_(shared),
+        own_(own, problem, query_runs_, key_runs_) {}
+
+  // The softmax over a single key is constant, which rounding would deny.
+  float score_scale() const { return problem_.tokens() == 1 ? 0.0f : problem_.scale; }
+
+  ChunkSums chunk_sums(int64_t chunk) const {
+    Arena arena = chunk_memory_;
+    for (int64_t before = 0; before < chunk; ++before) ChunkSums(arena, problem_);
+    return {arena, problem_};
+  }
+
+  void run(Team team) {
+    potentials_.fill(team);
+    int64_t chunks = chunks_of(problem_), blocks = query_runs_.count();
+    team.share(chunks, [&](int64_t chunk) {
+      ChunkSums sums = chunk_sums(chunk);
+      sums.clear(problem_);
+      for (int64_t index = blocks * chunk / chunks; index < blocks * (chunk + 1) / chunks; ++index)
+        block(query_runs_.at(index / query_runs_.parts(), index % query_runs_.parts()), sums);
+    });
+    team.barrier();
+    team.share(problem_.height, [&](int64_t i) { finish_row(i, chunks); });
+    team.barrier();  // finish_row has added up the chunks
+    team.share(problem_.width, [&](int64_t j) { finish_column(j); });
+  }
+
+  // All keys for a block of queries.
+  void block(const Run& queries, ChunkSums& sums) {
+    head_.pack(problem_.q, problem_.d, queries, own_.queries);
+    head_.pack(gradients_.out, problem_.dv, queries, own_.grad_out);
+    begin_queries(queries);
+    for (int64_t part = 0; part < key_runs_.parts(); ++part) {
+      Run columns = key_runs_.at(0, part);
+      if (kV2H) {
+        own_.mask.begin(potentials_, queries, columns);
+        std::memset(own_.of_query_rows, 0, sizeof(float) * queries.tokens() * width_);
+      }
+      for (int64_t group = 0; group < key_runs_.groups(); ++group)
+        tile(queries, key_runs_.at(group, part), part == 0 && group == 0, sums);
+      if (kV2H)
+        for (int64_t r = 0; r < queries.rows; ++r)
+          add_to_row(queries, columns, own_.of_query_rows + r * queries.columns * width_, queries.row + r, sums);
+    }
+  }
+
+  // Log-sum-exp and delta of the queries of a block.
+  void begin_queries(const Run& queries) {
+    int64_t all = problem_.batch * problem_.heads * problem_.tokens(), dv = problem_.dv;
+    float weight = problem_.path_weight();
+    for (int64_t query = 0; query < queries.tokens(); ++query) {
+      int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
+      int64_t token = ((head_.batch * problem_.heads + head_.head) * problem_.height + i) * problem_.width + j;
+      const float* grad = own_.grad_out + query * padded(dv);
+      own_.log_sum[0][query] = saved_.lse[token] * kLog2E;
+      float with_out = dot(grad, head_.at(saved_.out, i, j), dv);
+      own_.delta[0][query] = with_out;
+      if (kTwo) {  // out = (first + second) / 2
+        own_.log_sum[1][query] = saved_.lse[all + token] * kLog2E;
+        own_.delta[0][query] = weight * dot(grad, saved_.first + token * dv, dv);
+        own_.delta[1][query] = with_out - own_.delta[0][query];
+      }
+    }
+  }
+
+  static float dot(const float* a, const float* b, int64_t count) {
+    Vec total{};
+    for (int64_t c = 0; c < count; c += kLanes) {
+      int here = count - c < kLanes ? static_cast<int>(count - c) : kLanes;
+      total += load_part(a + c, here) * load_part(b + c, here);
+    }
+    return sum(total);
+  }
+
+  void tile(const Run& queries, const Run& keys, bool first, ChunkSums& sums) {
+    int64_t count = keys.tokens(), stride = score_stride(count), d = problem_.d, dv = problem_.dv;
+    own_.mask.next(potentials_, queries, keys);
+    head_.pack(problem_.k, d, keys, own_.keys);
+    head_.pack_transposed(problem_.k, d, keys, problem_.scale * kLog2E, own_.keys_transposed, stride);
+    head_.pack_transposed(problem_.v, dv, keys, problem_.path_weight(), own_.values_transposed, stride);
+    product(rows_of(own_.queries, padded(d)), {own_.keys_transposed, stride}, queries.tokens(), padded(count), d,
+            Store{own_.scores, stride});
+    product(rows_of(own_.grad_out, padded(dv)), {own_.values_transposed, stride}, queries.tokens(), padded(count), dv,
+            Store{own_.grad_map, stride});
+    for (int64_t r = 0; r < queries.rows; ++r)
+      for (int64_t j = 0; j < queries.columns; ++j) differentiate(r, j, queries, keys, stride);
+
+    int64_t token = keys.row * problem_.width + keys.column;
+    product(columns_of(own_.scores, stride), {own_.grad_out, padded(dv)}, count, padded(dv), queries.tokens(),
+            Store{sums.grad_v + token * padded(dv), padded(dv), true});
+    product(columns_of(own_.grad_map, stride), {own_.queries, padded(d)}, count, padded(d), queries.tokens(),
+            Store{sums.grad_k + token * padded(d), padded(d), true});
+    Tokens grad_q{gradients_.q.at(head_.batch, head_.head, queries.row, queries.column), gradients_.q.stride[3]};
+    product(rows_of(own_.grad_map, stride), {own_.keys, padded(d)}, queries.tokens(), padded(d), count,
+            ScaledStore{grad_q.data, grad_q.stride, d, nullptr, score_scale(), !first});
+    if (kH2V)
+      for (int64_t t = 0; t < keys.rows; ++t)
+        add_to_row(queries, keys, own_.of_key_rows + t * queries.columns * width_, keys.row + t, sums);
+    add_to_columns(queries, keys, sums);
+  }
+
+  // For the query of row r and column j of a block: from score and gradient of the map to weight and gradient of the
+  // score, and the sums of X and Xt.
+  void differentiate(int64_t r, int64_t j, const Run& queries, const Run& keys, int64_t stride) {
+    int64_t query = r * queries.columns + j;
+    const float* of_query_row = own_.mask.of_query_row(r, j);
+    float* sum_of_query_row = own_.of_query_rows + query * width_;
+    float log_sum[2] = {own_.log_sum[0][query], own_.log_sum[kTwo][query]};
+    float delta[2] = {own_.delta[0][query], own_.delta[kTwo][query]};
+    for (int64_t t = 0; t < keys.rows; ++t) {
+      float* scores = own_.scores + query * stride + t * keys.columns;
+      float* grad_map = own_.grad_map + query * stride + t * keys.columns;
+      const float *of_key_row = own_.mask.of_key_row(t, j), *at_keys = own_.mask.at_keys(r, t);
+      float at_query = own_.mask.at_queries(r, t)[j];
+      float* sum_of_key_row = own_.of_key_rows + (t * queries.columns + j) * width_;
+      float* sum_at_keys = own_.at_keys + (r * keys.rows + t) * width_;
+      Vec at_this_query{};
+      for (int64_t l = 0; l < keys.columns; l += kLanes) {
+        IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
+        Vec score = load(scores + l), grad = load(grad_map + l), x{}, xt{}, weight{}, grad_score;
+        if (kLogit) {
+          if (kV2H) {
+            Vec p = exp2((score - log_sum[0]) + (load(of_query_row + l) + load(at_keys + l)));
+            x = select(inside, p * (grad - delta[0]), Vec{});
+            weight += p;
+          }
+          if (kH2V) {
+            Vec p = exp2((score - log_sum[1]) + (load(of_key_row + l) + at_query));
+            xt = select(inside, p * (grad - delta[1]), Vec{});
+            weight += p;
+          }
+          if (kTwo) weight *= 0.5f;
+          grad_score = x + xt;
+        } else {
+          Vec p = select(inside, exp2(score - log_sum[0]), Vec{});
+          Vec v2h = kV2H ? load(of_query_row + l) * load(at_keys + l) : Vec{};
+          Vec h2v = kH2V ? load(of_key_row + l) * at_query : Vec{};
+          Vec weighted = select(inside, p * grad, Vec{});
+          x = weighted * v2h;
+          xt = weighted * h2v;
+          weight = p * (v2h + h2v);
+          grad_score = x + xt - p * delta[0];
+        }
+        store(scores + l, select(inside, weight, score));
+        store(grad_map + l, select(inside, grad_score, grad));
+        if (kV2H) {
+          store(sum_of_query_row + l, load(sum_of_query_row + l) + x);
+          store(sum_at_keys + l, j == 0 ? x : load(sum_at_keys + l) + x);
+        }
+        if (kH2V) {
+          store(sum_of_key_row + l, r == 0 ? xt : load(sum_of_key_row + l) + xt);
+          at_this_query += xt;
+        }
+      }
+      if (kH2V) own_.at_queries[(r * keys.rows + t) * queries.columns + j] = sum(at_this_query);
+    }
+  }
+
+  // The gradient of log A of one row of the grid, over the queries' and the keys' columns.
+  void add_to_row(const Run& queries, const Run& keys, const float* gradient, int64_t row, ChunkSums& sums) {
+    double* potentials = sums.alpha + row * problem_.width;
+    for (int64_t l = 0; l < keys.columns; l += kLanes) {
+      Vec down{};
+      for (int64_t j = 0; j < queries.columns; ++j)
+        down += signed_by_position(load(gradient + j * width_ + l), queries.column + j, keys.column + l);
+      for (int lane = 0; lane < kLanes && l + lane < keys.columns; ++lane)
+        potentials[keys.column + l + lane] += down[lane];
+    }
+    for (int64_t j = 0; j < queries.columns; ++j) {
+      Vec across{};
+      for (int64_t l = 0; l < keys.columns; l += kLanes)
+        across += signed_by_position(load(gradient + j * width_ + l), queries.column + j, keys.column + l);
+      potentials[queries.column + j] -= sum(across);
+    }
+  }
+
+  // The gradient of log g of all pairs of rows of a tile.
+  void add_to_columns(const Run& queries, const Run& keys, ChunkSums& sums) {
+    for (int64_t r = 0; r < queries.rows; ++r) {
+      for (int64_t t = 0; t < keys.rows; ++t) {
+        int64_t i = queries.row + r, k = keys.row + t, pair = r * keys.rows + t;
+        if (i == k) continue;
+        double sign = k > i ? 1.0 : -1.0;
+        double *of_query = sums.beta + i * problem_.width, *of_key = sums.beta + k * problem_.width;
+        auto add = [&](int64_t column, float gradient) {
+          of_query[column] -= sign * gradient;
+          of_key[column] += sign * gradient;
+        };
+        if (kV2H)
+          for (int64_t l = 0; l < keys.columns; ++l) add(keys.column + l, own_.at_keys[pair * width_ + l]);
+        if (kH2V)
+          for (int64_t j = 0; j < queries.columns; ++j)
+            add(queries.column + j, own_.at_queries[pair * queries.columns + j]);
+      }
+    }
+  }
+
+  // Adds up the chunks for one row of the grid, in order, and writes its gradients.
+  void finish_row(int64_t i, int64_t chunks) {
+    int64_t first_token = i * problem_.width;
+    ChunkSums sums = chunk_sums(0);
+    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+      ChunkSums more = chunk_sums(chunk);
+      add(sums.grad_k, more.grad_k, first_token * padded(problem_.d), problem_.width * padded(problem_.d));
+      add(sums.grad_v, more.grad_v, first_token * padded(problem_.dv), problem_.width * padded(problem_.dv));
+      add(sums.alpha, more.alpha, first_token, problem_.width);
+      add(sums.beta, more.beta, first_token, problem_.width);
+    }
+    write_row(i, sums.grad_k, problem_.d, score_scale(), gradients_.k);
+    write_row(i, sums.grad_v, problem_.dv, 1.0f, gradients_.v);
+    log_decay_gradient(sums.alpha + first_token, 1, head_.at(problem_.log_alpha, i, 0), problem_.log_alpha.stride[3],
+                       problem_.width, gradients_.log_alpha.at(head_.batch, head_.head, i, 0),
+                       gradients_.log_alpha.stride[3]);
+  }
+
+  void finish_column(int64_t j) {
+    log_decay_gradient(chunk_sums(0).beta + j, problem_.width, head_.at(problem_.log_beta, 0, j),
+                       problem_.log_beta.stride[2], problem_.height,
+                       gradients_.log_beta.at(head_.batch, head_.head, 0, j), gradients_.log_beta.stride[2]);
+  }
+
+  template <class Float>
+  static void add(Float* to, const Float* from, int64_t first, int64_t count) {
+    for (int64_t at = first; at < first + count; ++at) to[at] += from[at];
+  }
+
+  void write_row(int64_t i, const float* from, int64_t channels, float scale, const View& view) {
+    for (int64_t j = 0; j < problem_.width; ++j) {
+      float* to = view.at(head_.batch, head_.head, i, j);
+      const float* token = from + (i * problem_.width + j) * padded(channels);
+      for (int64_t c = 0; c < channels; ++c) to[c] = scale * token[c];
+    }
+  }
+
+  const Problem& problem_;
+  const Gradients& gradients_;
+  const Saved& saved_;
+  Head head_;
+  Runs query_runs_, key_runs_;
+  int64_t width_;
+  GridPotentials potentials_;
+  Arena chunk_memory_;
+  OwnScratch<kLogit> own_;
+};
+
+template <bool kLogit>
+int backward(const Problem& problem, const Gradients& gradients, const Saved& saved) {
+  if (problem.v2h && problem.h2v) return Backward<kLogit, true, true>::run(problem, gradients, saved);
+  return problem.v2h ? Backward<kLogit, true, false>::run(problem, gradients, saved)
+                     : Backward<kLogit, false, true>::run(problem, gradients, saved);
+}
+
+}  // namespace
+
+PPMA_EXPORT int ppma_attention_backward(const Problem* problem, const Gradients* gradients, const View* out,
+                                        const float* lse, const float* first) {
+  Saved saved{*out, lse, first};
+  return problem->logit ? backward<true>(*problem, *gradients, saved) : backward<false>(*problem, *gradients, saved);
+}
