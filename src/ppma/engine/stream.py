@@ -2,7 +2,7 @@
 
 A run is one stream of global batches. The order of an epoch follows from (seed, epoch), a sample's augmentation from
 (seed, epoch, position), so the position in the stream is the step alone and a run can go on at any step. Process r of n
-takes every n-th sample of a global batch, so that repeated copies of a sample meet different processes.
+takes every n-th sample of a global micro-batch, so that repeated copies of a sample meet different processes.
 """
 
 import contextlib
@@ -84,11 +84,10 @@ class StepSampler(Sampler[list[Key]]):
             epoch, first = step // self.per_epoch, step % self.per_epoch * self.batch_size
             if epoch != current:
                 current, order = epoch, epoch_order(self.samples, self.seed, epoch, self.repeats)
-            mine = range(first + self.world.rank, first + self.batch_size, self.world.size)
-            keys = [Key(epoch, position, order[position]) for position in mine]
-            size = len(keys) // self.accumulate
-            for micro in range(self.accumulate):
-                yield keys[micro * size : (micro + 1) * size]
+            size = self.batch_size // self.accumulate  # of a micro-batch over all processes
+            for begin in range(first, first + self.batch_size, size):
+                mine = range(begin + self.world.rank, begin + size, self.world.size)
+                yield [Key(epoch, position, order[position]) for position in mine]
 
     def __len__(self) -> int:
         return len(self.steps) * self.accumulate

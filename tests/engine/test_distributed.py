@@ -1,0 +1,126 @@
+"""Two processes over gloo do what one does with the same global batch."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from processes import Program
+from stand_in import ShiftedNorm, run
+from torch import nn
+
+from ppma.engine import checkpoint, distributed
+
+PLAIN = ("dropout=0", "samples=25")  # 25: the last evaluation batches of the two processes differ in size
+
+
+def two_processes(outs: tuple[Path, Path], resume: str, *arguments: str) -> None:
+    """Train on two processes, as torchrun would start them; they normally share one folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        Program(str(out), resume, *arguments, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, out in enumerate(outs)
+    ]
+    ended = [process.wait() for process in started]
+    expected = -9 if "--kill-at-step" in arguments else 0
+    assert [end.exit_code for end in ended] == [expected, expected], ended
+
+
+def final(out: Path, step: int = 24) -> dict:
+    return checkpoint.load(checkpoint.path_of(out, step))
+
+
+def assert_close(ours: dict, theirs: dict) -> None:
+    """Equal but for the order of float64 sums.
+
+    A bias before a batch norm has no gradient but rounding, about 1e-16, which AdamW divides by its eps, 1e-8: with a
+    rate of 0.01 it moves by 1e-10 in each of 24 steps.
+    """
+    for part in ("model", "ema"):
+        for name, tensor in ours[part].items():
+            torch.testing.assert_close(tensor, theirs[part][name], rtol=1e-9, atol=24e-10)
+    for ours_moments, theirs_moments in zip(
+        ours["optimizer"]["state"].values(), theirs["optimizer"]["state"].values(), strict=True
+    ):
+        torch.testing.assert_close(ours_moments["exp_avg"], theirs_moments["exp_avg"], rtol=1e-8, atol=1e-11)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    """A finished run on two processes; the second was given a folder of its own."""
+    folder = tmp_path_factory.mktemp("pair")
+    outs = (folder / "main", folder / "other")
+    two_processes(outs, "none", *PLAIN)
+    return outs
+
+
+def test_weights_equal_those_of_one_process(tmp_path, pair):
+    run(tmp_path, *PLAIN)
+    assert_close(final(pair[0]), final(tmp_path))
+
+
+def test_the_gradient_of_one_step_equals_that_of_one_process(tmp_path):
+    # After one step the first moment of AdamW is 0.1 times the gradient.
+    settings = (*PLAIN, "epochs=null", "steps=1", "checkpoint_steps=1")
+    run(tmp_path / "one", *settings)
+    two_processes((tmp_path / "two", tmp_path / "two"), "none", *settings)
+    assert_close(final(tmp_path / "two", 1), final(tmp_path / "one", 1))
+
+
+def test_accumulation_and_clipping_over_processes(tmp_path):
+    settings = (*PLAIN, "batch_size=8", "accumulate=2", "clip_grad=0.05", "checkpoint_steps=12")
+    run(tmp_path / "one", *settings)
+    two_processes((tmp_path / "two", tmp_path / "two"), "none", *settings)
+    assert_close(final(tmp_path / "two", 12), final(tmp_path / "one", 12))
+
+
+def test_evaluation_counts_every_sample_once(pair):
+    summary = json.loads((pair[0] / "summary.json").read_text())
+    assert summary["processes"] == 2
+    for split in ("val", "test"):
+        assert summary[f"{split}_count"] == summary[f"{split}_distinct"] == 25
+
+
+def test_only_the_main_process_writes(pair):
+    main, other = pair
+    assert (main / "summary.json").is_file()
+    assert not other.exists()
+
+
+def test_without_synchronisation_the_batch_norms_differ(tmp_path, pair):
+    two_processes((tmp_path, tmp_path), "none", *PLAIN, "sync_batch_norm=false")
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close(final(tmp_path), final(pair[0]))
+
+
+def test_killed_and_resumed_on_two_processes(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    two_processes((whole, whole), "none")  # with dropout: every process has generators of its own
+    two_processes((broken, broken), "none", "--kill-at-step", "9")
+    two_processes((broken, broken), "auto")
+    for part in ("model", "ema"):
+        assert all(torch.equal(tensor, final(whole)[part][name]) for name, tensor in final(broken)[part].items())
+
+
+def test_a_synchronised_norm_alone_is_batch_norm(monkeypatch):
+    # With one process the all-reduce is the identity, and the module must do exactly what it replaces.
+    monkeypatch.setattr(distributed.dist, "all_reduce", lambda tensor: None)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, 3, 4, generator=generator, dtype=torch.float64) + 2
+    for kind in (nn.BatchNorm2d, ShiftedNorm):
+        plain, synchronised = kind(5).double(), kind(5).double()
+        distributed.synchronise_batch_norm(synchronised)
+        assert isinstance(synchronised, distributed.SyncBatchNorm2d)
+        assert isinstance(synchronised, kind)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        outs = [norm(value) for norm, value in zip((plain, synchronised), inputs, strict=True)]
+        for out in outs:
+            out.square().sum().backward()
+        torch.testing.assert_close(outs[1], outs[0])
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(dict(synchronised.named_buffers()), dict(plain.named_buffers()))
+        torch.testing.assert_close(synchronised.eval()(x), plain.eval()(x))
