@@ -19,6 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,49 +150,11 @@ class PolylineMask(StructuredMask):
     def dense(self) -> Tensor:
         return torch.stack([polyline_mask(self.log_alpha, self.log_beta, paths=p, log=True) for p in self.paths])
 
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        combine: str = "hadamard",
-        scale: float | None = None,
-        backend: str = "auto",
-    ) -> Tensor:
-        return polyline_attention(
-            q,
-            k,
-            v,
-            self.log_alpha,
-            self.log_beta,
-            combine=combine,
-            paths=self.operator_paths,
-            scale=scale,
-            backend=backend,
-        )
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return polyline_attention(q, k, v, self.log_alpha, self.log_beta, paths=self.operator_paths, **options)
 
-    def criss_cross(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        combine: str = "hadamard",
-        scale: float | None = None,
-        backend: str = "auto",
-    ) -> Tensor:
-        return criss_cross_attention(
-            q,
-            k,
-            v,
-            self.log_alpha,
-            self.log_beta,
-            combine=combine,
-            paths=self.operator_paths,
-            scale=scale,
-            backend=backend,
-        )
+    def criss_cross(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return criss_cross_attention(q, k, v, self.log_alpha, self.log_beta, paths=self.operator_paths, **options)
 
 
 class ScanMask(StructuredMask):
