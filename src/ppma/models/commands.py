@@ -24,8 +24,8 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"), help="of the image")
 
 
-def _model(name: str, arguments: argparse.Namespace) -> PolylineBackbone:
-    """A model by its name or from a weight file, with what the arguments change."""
+def _model(name: str, arguments: argparse.Namespace, device: str = "cpu") -> PolylineBackbone:
+    """A model by its name, new on this device, or from a weight file; with what the arguments change."""
     changes: dict[str, Any] = {
         option: getattr(arguments, option)
         for option in ("formulation", "mask")
@@ -34,7 +34,8 @@ def _model(name: str, arguments: argparse.Namespace) -> PolylineBackbone:
     if Path(name).is_file():
         return load_checkpoint(name, **changes)
     checks.one_of("MODEL", name, CONFIGS)
-    return PolylineBackbone(CONFIGS[name].replace(**changes)).eval()
+    with torch.device(device):
+        return PolylineBackbone(CONFIGS[name].replace(**changes)).eval()
 
 
 def _table(rows: list[list[str]]) -> str:
@@ -61,7 +62,8 @@ def info(arguments: argparse.Namespace) -> int:
     """Print what models cost."""
     names = [arguments.model] if arguments.model else list(CONFIGS)
     size = tuple(arguments.size) if arguments.size else None
-    models = {name: _model(name, arguments) for name in names}
+    # costs follow from shapes; weights would only take time to initialise
+    models = {name: _model(name, arguments, device="meta") for name in names}
     profiles = {name: profile(model, size) for name, model in models.items()}
     if arguments.json:
         documents = [

@@ -1,0 +1,123 @@
+"""`ppma info`, `ppma convert` and `ppma export` as a user calls them."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+from transcription import TINY, random_weights
+
+import ppma
+from ppma import cli
+from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
+
+SMALL = BackboneConfig(
+    depths=(1, 1),
+    dims=(16, 32),
+    heads=(2, 2),
+    kinds=("criss_cross", "full"),
+    ffn_ratios=(2.0, 2.0),
+    layer_scale=(None, None),
+    fixed_decay_spans=(4.0, 4.0),
+    head_width=32,
+    num_classes=5,
+)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    path = tmp_path / "small.safetensors"
+    ppma.save_checkpoint(PolylineBackbone(SMALL), path)
+    return str(path)
+
+
+def test_info_lists_every_model(capsys):
+    assert cli.main(["info"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["model", "formulation", "mask", "image"]
+    assert [line.split()[0] for line in lines] == list(CONFIGS)
+    tiny = next(line for line in lines if line.startswith("ppma_tiny"))
+    assert tiny.split()[3:7] == ["224x224", "14,335,272", "2.709", "16.27"]
+
+
+def test_info_shows_the_parts_of_a_model(capsys):
+    assert cli.main(["info", "ppma_tiny", "--formulation", "release", "--mask", "none"]) == 0
+    title, _, header, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("release formulation, mask none, image 224x224")
+    assert header.split() == [
+        "part",
+        "grid",
+        "channels",
+        "blocks",
+        "attention",
+        "parameters",
+        "GFLOPs",
+        "M",
+        "activations",
+    ]
+    assert lines[3].split()[:6] == ["stage", "3", "14x14", "256", "8", "full"]
+    assert lines[-1].split()[:3] == ["total", "14,334,216", "2.651"]
+
+
+def test_info_for_machines(weights, capsys):
+    assert cli.main(["info", weights, "--json", "--size", "32", "48"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["size"] == [32, 48]
+    assert document["parameters"] == sum(p.numel() for p in PolylineBackbone(SMALL).parameters())
+    assert [part["grid"] for part in document["parts"]] == [[8, 12], [8, 12], [4, 6], None]
+    assert BackboneConfig.from_dict(document["config"]) == SMALL
+
+
+def test_convert_writes_what_load_checkpoint_reads(tmp_path, capsys):
+    arch = dataclasses.replace(TINY, depths=(1, 1, 1, 1), dims=(16, 16, 32, 32), heads=(2, 2, 2, 2))
+    torch.save(
+        {"model": random_weights(arch, classes=9), "model_ema": random_weights(arch, classes=9, seed=1)},
+        tmp_path / "best.pth",
+    )
+    source, target = str(tmp_path / "best.pth"), str(tmp_path / "ours.safetensors")
+    kinds = ["--kinds", "criss_cross", "criss_cross", "full", "full"]
+    assert cli.main(["convert", source, target, "--ema", *kinds]) == 0
+    assert "mask 2d" in capsys.readouterr().out
+    image = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        expected = ppma.load_checkpoint(source, ema=True, kinds=kinds[1:])(image)
+        assert torch.equal(ppma.load_checkpoint(target)(image), expected)
+    assert cli.main(["convert", source, target]) == 2
+    assert "no published variant" in capsys.readouterr().err
+    assert cli.main(["convert", source, "ours.pth"]) == 2
+    assert "ends in .safetensors, got ours.pth" in capsys.readouterr().err
+    assert cli.main(["convert", "nowhere.pth", target]) == 2
+    assert "found none at nowhere.pth" in capsys.readouterr().err
+
+
+def test_export_writes_a_program_and_compares_it(weights, tmp_path, capsys):
+    target = tmp_path / "small.pt2"
+    assert cli.main(["export", weights, str(target), "--size", "40", "56"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{target}: image (batch, 3, height, width); torch.export program")
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["40x56", "72x73"]
+    assert all(float(line.split()[-1]) < 1e-5 for line in lines[1:])
+
+
+def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
+    target = tmp_path / "small.onnx"
+    assert cli.main(["export", weights, str(target), "--size", "32", "40", "--static"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{target}: image (1, 3, 32, 40); ONNX opset 20, compared in onnxruntime:"
+    assert float(lines[1].split()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["info", "ppma_tinny"], "MODEL: expected one of .* did you mean 'ppma_tiny'"),
+        (["export", "ppma_nano", "out.tflite"], "suffix of OUT: expected one of '.onnx', '.pt2', got '.tflite'"),
+        (["export", "ppma_nano", "out.onnx", "--opset", "11"], "opset: expected at least 20, got 11"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, capsys):
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
