@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from ppma.config import require
 from ppma.data import arrays, readers
-from ppma.data.shards import ShardImages
+from ppma.data.shards import TarImages
 from ppma.data.source import ImageSource, Subset, stratified
 
 Transform = Callable[[Image.Image], torch.Tensor]
@@ -22,8 +22,9 @@ class ImageDataConfig:
     """Where images lie and how they are prepared.
 
     Attributes:
-        name: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "webdataset" (local
-            shards), or a name of timm's dataset factory: "tar", "torch/cifar10", "hfds/owner/name".
+        name: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar" (archives of
+            class folders), "webdataset" (local shards), or a name of timm's dataset factory: "torch/cifar10",
+            "hfds/owner/name".
         root: where the data lie.
         train_split: of training.
         val_split: chooses the best weights.
@@ -103,7 +104,9 @@ def open_images(data: ImageDataConfig, split: str) -> ImageSource:
     if data.name == "fashion_mnist":
         return arrays.idx_images(root, split, arrays.FASHION_CLASSES)
     if data.name == "webdataset":
-        return ShardImages(root, split)
+        return TarImages(root, split, "cls")
+    if data.name == "tar":
+        return TarImages(root, split, "folder")
     if data.name == "folder":
         return readers.folder_images(root, split)
     return readers.timm_images(data.name, data.root, split)

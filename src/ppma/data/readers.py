@@ -1,4 +1,4 @@
-"""Folders of images, tar archives, Hugging Face and torchvision data sets through timm's dataset factory."""
+"""Folders of images, Hugging Face and torchvision data sets through timm's dataset factory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,11 +78,6 @@ def timm_images(name: str, root: str | None, split: str) -> ImageSource:
             f"data.name: {name!r} is a stream, which cannot be resumed exactly nor evaluated without repeats; "
             'use "webdataset" for local shards, "hfds/..." for Hugging Face data sets'
         )
-    if name == "tar":
-        tars = [path for path in (Path(root or ".") / f"{split}.tar", Path(root or ".") / split) if path.exists()]
-        if not tars:
-            raise ValueError(f"data.root: expected {split}.tar or a folder {split} of tar files in {root}, found none")
-        return _from_timm("", str(tars[0]), split)
     return _from_timm(name, root, split)
 
 

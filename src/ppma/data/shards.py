@@ -1,7 +1,8 @@
-"""WebDataset shards: tar files of `key.jpg` + `key.cls`, read at random.
+"""Images in tar files, read at random: WebDataset shards (`key.jpg` + `key.cls`) and archives of class folders.
 
-The shards are indexed once by their headers, so that a sample is a position in a file: any order, exact resume, and
-every sample once in evaluation, which streaming the shards could not give.
+The archives are indexed once by their headers, so that a sample is a position in a file: any order, exact resume, and
+every sample once in evaluation, which streaming could not give. (timm's reader of archives keeps its index as a pickle
+beside them, and would run what it finds there.)
 """
 
 import io
@@ -9,70 +10,75 @@ import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from PIL import Image
+from timm.utils.misc import natural_key
 
 from ppma.data.source import ImageSource, decode
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 class _Member(NamedTuple):
-    shard: str
+    archive: str
     offset: int
     size: int
     name: str
 
 
-class ShardImages(ImageSource):
-    """Images of a set of shards.
+class TarImages(ImageSource):
+    """Images of the archives `<split>*.tar` in a folder.
 
     Args:
-        root: folder of the shards.
-        split: they are named `<split>*.tar`.
-        classes: names of the classes; numbers if None.
+        root: the folder.
+        split: how their names begin.
+        labels: "cls" for a number in a file beside each image, "folder" for the name of the folder it lies in.
     """
 
-    def __init__(self, root: str, split: str, classes: Sequence[str] | None = None) -> None:
-        shards = sorted(Path(root).glob(f"{split}*.tar"))
-        if not shards:
-            raise ValueError(f"data.root: expected shards {split}*.tar in {root}, found none")
+    def __init__(self, root: str, split: str, labels: Literal["cls", "folder"]) -> None:
+        archives = sorted(Path(root).glob(f"{split}*.tar"))
+        if not archives:
+            raise ValueError(f"data.root: expected {split}*.tar in {root}, found none")
         self.members: list[_Member] = []
-        self.targets: list[int] = []
-        for shard in shards:
-            self._index(shard)
-        count = max(self.targets, default=-1) + 1
-        self.classes = tuple(classes) if classes is not None else tuple(map(str, range(count)))
-        if count > len(self.classes):
-            raise ValueError(f"data.root: label {count - 1} in {root}, but only {len(self.classes)} classes")
+        names: list[str] = []
+        for archive in archives:
+            try:
+                self._index(archive, labels, names)
+            except (tarfile.TarError, UnicodeDecodeError) as error:
+                raise ValueError(f"{archive}: not a readable archive ({error})") from None
+        if not names:
+            raise ValueError(f"data.root: no image in {split}*.tar of {root}")
+        self.classes = tuple(sorted(set(names), key=natural_key))
+        if labels == "cls":  # numbers: a class without an image keeps its place
+            self.classes = tuple(map(str, range(int(self.classes[-1]) + 1)))
+        place = {name: label for label, name in enumerate(self.classes)}
+        self.targets = [place[name] for name in names]
 
-    def _index(self, shard: Path) -> None:
+    def _index(self, path: Path, labels: str, names: list[str]) -> None:
         images: dict[str, _Member] = {}
-        labels: dict[str, int] = {}
-        try:
-            with tarfile.open(shard) as archive:
-                for member in archive:
-                    stem, suffix = os.path.splitext(member.name)
-                    if suffix.lower() in IMAGE_SUFFIXES:
-                        images[stem] = _Member(str(shard), member.offset_data, member.size, f"{shard}:{member.name}")
-                    elif suffix == ".cls":
-                        content = archive.extractfile(member)
-                        labels[stem] = int(content.read()) if content is not None else -1
-        except (tarfile.TarError, ValueError) as error:
-            raise ValueError(f"{shard}: not a readable shard ({error})") from None
+        written: dict[str, str] = {}
+        with tarfile.open(path) as archive:
+            for member in archive:
+                stem, suffix = os.path.splitext(member.name)
+                if suffix.lower() in IMAGE_SUFFIXES:
+                    images[stem] = _Member(str(path), member.offset_data, member.size, f"{path}:{member.name}")
+                elif suffix == ".cls" and (content := archive.extractfile(member)) is not None:
+                    written[stem] = content.read().decode().strip()
         for stem, image in images.items():
-            if labels.get(stem, -1) < 0:
-                raise ValueError(f"{shard}: {stem} has an image and no label ({stem}.cls)")
+            name = written.get(stem, "") if labels == "cls" else os.path.basename(os.path.dirname(stem))
+            if not name or (labels == "cls" and not name.isdecimal()):
+                expected = f"a number in {stem}.cls" if labels == "cls" else "a class folder around it"
+                raise ValueError(f"{image.name}: expected {expected}, found {name or 'none'}")
             self.members.append(image)
-            self.targets.append(labels[stem])
+            names.append(name)
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        shard, offset, size, name = self.members[index]
-        with open(shard, "rb") as file:
+        archive, offset, size, name = self.members[index]
+        with open(archive, "rb") as file:
             file.seek(offset)
             content = file.read(size)
         return decode(io.BytesIO(content), name), self.targets[index]

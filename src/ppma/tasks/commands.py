@@ -13,7 +13,6 @@ from ppma.engine.evaluation import TooManyBrokenError
 from ppma.engine.log import format_metrics
 from ppma.engine.signals import StoppedError
 from ppma.engine.trainer import NonFiniteLossError
-from ppma.explore.worked_example import worked_example
 from ppma.masks import KINDS
 from ppma.tasks import registry, run
 from ppma.tasks.classification import ablation, demo, inference
@@ -130,16 +129,6 @@ def run_demo(arguments: argparse.Namespace) -> int:
     """Train a small model on handwritten digits, evaluate it and look inside."""
     _one_line_warnings()
     print(demo.run(Path(arguments.out), arguments.assignments))
-    return 0
-
-
-def example_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has none."""
-
-
-def example(arguments: argparse.Namespace) -> int:
-    """Print the paper's 4 x 4 example, worked out."""
-    print(worked_example())
     return 0
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from ppma import config as configs
 from ppma.bench.timing import interleave
+from ppma.data.images import open_training_images
 from ppma.engine.config import RunConfig
 from ppma.engine.trainer import SUMMARY
 from ppma.masks import KINDS
@@ -75,7 +76,8 @@ def ablate(config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> st
         mask: tuple(_accuracy(_with_mask(config, mask, config.seed + n), out / mask / f"seed{n}") for n in range(seeds))
         for mask in masks
     }
-    models = {mask: _model(config, mask) for mask in masks}
+    classes = len(open_training_images(config.data).classes)
+    models = {mask: _model(config, mask, classes) for mask in masks}
     speeds = _images_per_second(models, config.data.image_size)
     results = []
     for mask, model in models.items():
@@ -103,9 +105,9 @@ def _accuracy(config: ClassificationConfig, run: Path) -> float:
     return summary["test_top1"] if "test_top1" in summary else summary["val_top1"]
 
 
-def _model(config: ClassificationConfig, mask: str) -> Any:
+def _model(config: ClassificationConfig, mask: str, classes: int) -> Any:
     changed = _with_mask(config, mask, config.seed)
-    return timm.create_model(config.model, **changed.model_args).eval()
+    return timm.create_model(config.model, num_classes=classes, **changed.model_args).eval()
 
 
 def _images_per_second(models: dict[str, nn.Module], size: int) -> dict[str, float]:

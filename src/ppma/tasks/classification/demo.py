@@ -35,7 +35,7 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     _empty(out)
     tell = ProgressLine("demo", 0).say
     tell(worked_example())
-    tell(f"\nTraining {config.model} on the embedded handwritten digits, {config.epochs:g} epochs.")
+    tell(f"\nTraining {config.model} on the embedded handwritten digits.")
     summary = train(config, out, tensorboard=False)
 
     model, preparation = load_classifier(out / "best.safetensors")

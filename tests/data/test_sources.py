@@ -1,0 +1,187 @@
+"""Images from where they lie, and what is said about those that are not right."""
+
+import gzip
+import io
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ppma.config import ConfigError, build
+from ppma.data import arrays
+from ppma.data.images import (
+    AugmentConfig,
+    ImageDataConfig,
+    eval_transform,
+    open_images,
+    open_training_images,
+    train_transform,
+)
+from ppma.data.readers import split_folder
+from ppma.data.source import stratified
+from ppma.engine.task import BrokenSampleError
+
+
+def picture(value: int) -> Image.Image:
+    return Image.fromarray(np.full((12, 10, 3), value, np.uint8))
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    picture(value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two splits of three classes, with two images each."""
+    for split in ("train", "validation"):
+        for number, name in enumerate(("ant", "bee", "cow")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for image in range(2):
+                picture(40 * number + image).save(tmp_path / split / name / f"{image}.png")
+    return tmp_path
+
+
+def test_the_digits_are_the_uci_test_set():
+    images, labels = arrays.digit_arrays()
+    assert images.shape == (1797, 8, 8)
+    assert images.max() == 255
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_no_digit_is_in_two_splits():
+    seen = {}
+    for split in arrays.DIGIT_SPLITS:
+        source = arrays.digits(split)
+        assert set(source.labels()) == set(range(10))
+        for index in range(len(source)):
+            seen.setdefault(source[index][0].tobytes(), set()).add(split)
+    assert len(seen) == 1797
+    assert all(len(splits) == 1 for splits in seen.values())
+    with pytest.raises(ValueError, match="the digits have train, val, test, got 'valid'"):
+        arrays.digits("valid")
+
+
+def test_stratified_parts_are_disjoint_and_balanced():
+    labels = [0] * 50 + [1] * 20
+    first, second = stratified(labels, [0.5, 0.3], seed=1)
+    assert not set(first) & set(second)
+    assert [labels[i] for i in first].count(0) == 25
+    assert [labels[i] for i in second].count(1) == 6
+
+
+def test_a_share_of_the_training_images_keeps_the_classes_balanced():
+    source = open_training_images(ImageDataConfig(name="digits", train_fraction=0.04))
+    assert np.bincount(source.labels()).tolist() == [5] * 10
+
+
+def test_folder(folder):
+    source = open_images(ImageDataConfig(root=str(folder)), "val")  # found as "validation"
+    assert source.classes == ("ant", "bee", "cow")
+    assert source.labels() == [0, 0, 1, 1, 2, 2]
+    image, label = source[3]
+    assert (image.getpixel((0, 0)), label) == ((41, 41, 41), 1)
+
+
+def test_an_empty_class_folder_is_an_error(folder):
+    (folder / "train" / "bat").mkdir()
+    with pytest.raises(ValueError, match=r"no image in 1 class folders of .*train: bat"):
+        open_images(ImageDataConfig(root=str(folder)), "train")
+
+
+def test_a_missing_folder_or_split_is_an_error(folder):
+    with pytest.raises(ValueError, match="expected a folder, found none at"):
+        open_images(ImageDataConfig(root=str(folder / "nowhere")), "train")
+    with pytest.raises(ValueError, match="expected a folder 'test'"):
+        split_folder(str(folder), "test")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
+def test_a_broken_image_is_named(folder, damage):
+    path = folder / "train" / "bee" / "1.png"
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)
+    content = path.read_bytes()
+    path.write_bytes({"truncated": content[: len(content) // 2], "text": b"not an image", "empty": b""}[damage])
+    source = open_images(ImageDataConfig(root=str(folder)), "train")
+    with pytest.raises(BrokenSampleError, match=r"train/bee/1\.png: \w+"):
+        source[3]
+
+
+def test_a_tar_of_class_folders(folder):
+    with tarfile.open(folder / "train.tar", "w") as archive:
+        archive.add(folder / "train", arcname=".")
+    source = open_images(ImageDataConfig(name="tar", root=str(folder)), "train")
+    assert source.classes == ("ant", "bee", "cow")
+    assert len(source) == 6
+    assert source[5][0].getpixel((0, 0)) == (81, 81, 81)
+    with pytest.raises(ValueError, match=r"expected test\*\.tar"):
+        open_images(ImageDataConfig(name="tar", root=str(folder)), "test")
+
+
+def shard(path, samples):
+    with tarfile.open(path, "w") as archive:
+        for name, content in samples:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def test_webdataset_shards(tmp_path):
+    for number in range(2):
+        samples = []
+        for image in range(3):
+            samples += [(f"{number}{image}.png", png(10 * number + image)), (f"{number}{image}.cls", b"%d" % image)]
+        shard(tmp_path / f"train-{number:04d}.tar", samples)
+    source = open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "train")
+    assert source.labels() == [0, 1, 2, 0, 1, 2]
+    assert source.classes == ("0", "1", "2")
+    assert source[4][0].getpixel((0, 0)) == (11, 11, 11)
+    with pytest.raises(ValueError, match=r"expected val\*\.tar"):
+        open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "val")
+    shard(tmp_path / "bad.tar", [("1.png", png(1))])
+    with pytest.raises(ValueError, match=r"bad.tar:1.png: expected a number in 1.cls, found none"):
+        open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "bad")
+    shard(tmp_path / "broken.tar", [("1.png", b"no"), ("1.cls", b"0")])
+    with pytest.raises(BrokenSampleError, match=r"broken\.tar:1\.png"):
+        open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "broken")[0]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx_files(tmp_path, packed):
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    parts = {"images-idx3": images, "labels-idx1": np.array([7, 1], np.uint8)}
+    for part, values in parts.items():
+        raw = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
+        name = f"t10k-{part}-ubyte" + (".gz" if packed else "")
+        (tmp_path / name).write_bytes(gzip.compress(raw) if packed else raw)
+    source = open_images(ImageDataConfig(name="fashion_mnist", root=str(tmp_path)), "val")
+    assert source.labels() == [7, 1]
+    assert source.classes[7] == "Sneaker"
+    assert source[1][0].getpixel((3, 2)) == (23, 23, 23)
+    with pytest.raises(ValueError, match="expected train-images-idx3-ubyte"):
+        open_images(ImageDataConfig(name="fashion_mnist", root=str(tmp_path)), "train")
+
+
+def test_streams_and_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="is a stream, which cannot be resumed exactly"):
+        open_images(ImageDataConfig(name="wds/x", root="."), "train")
+    with pytest.raises(ValueError, match=r"data\.name, data\.root: torch/nothing"):
+        open_images(ImageDataConfig(name="torch/nothing", root="."), "train")
+
+
+def test_data_that_need_a_place_say_so():
+    with pytest.raises(ConfigError, match="root: expected the place of the 'folder' data"):
+        build(ImageDataConfig, {"name": "folder"})
+
+
+def test_transforms_give_normalised_squares():
+    data = ImageDataConfig(name="digits", image_size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_pct=1.0)
+    white = Image.fromarray(np.full((8, 8, 3), 255, np.uint8))
+    assert eval_transform(data)(white).shape == (3, 32, 32)
+    assert eval_transform(data)(white).unique().tolist() == [1.0]
+    rich = AugmentConfig(auto_augment="rand-m9-mstd0.5-inc1", color_jitter=0.4, erasing=1.0)
+    assert train_transform(data, rich)(white).shape == (3, 32, 32)

@@ -1,0 +1,22 @@
+import pytest
+import torch
+from short_run import SHORT
+
+from ppma import cli
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory):
+    """The folder of a finished short run on the digits, by the command line."""
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    settings = [part for setting in SHORT for part in ("--set", setting)]
+    assert cli.main(["train", "configs/digits_nano.yaml", "--out", str(out), *settings]) == 0
+    return out

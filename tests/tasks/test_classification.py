@@ -1,0 +1,216 @@
+"""Training, evaluation and prediction by the command line, on small runs."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from short_run import SHORT
+
+import ppma
+from ppma import cli
+from ppma.data.arrays import digits
+from ppma.engine.log import read_rows
+from ppma.tasks.classification.ablation import PAPER
+from ppma.tasks.classification.inside import attention_calls
+from ppma.tasks.classification.task import ClassificationMetrics
+from ppma.tasks.classification.weights import check_classes, load_classifier
+from ppma.tasks.run import train
+
+
+def settings(*assignments):
+    return [part for assignment in assignments for part in ("--set", assignment)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Digits 0, 1 and 2 as a folder of images, eight for training and two held out of each."""
+    source = digits("train")
+    labels = np.array(source.labels())
+    for digit, name in enumerate(("zero", "one", "two")):
+        for number, index in enumerate(np.flatnonzero(labels == digit)[:10]):
+            place = tmp_path / "images" / ("train" if number < 8 else "val") / name
+            place.mkdir(parents=True, exist_ok=True)
+            source[index][0].save(place / f"{number}.png")
+    return tmp_path / "images"
+
+
+def test_metrics_are_what_they_are_called():
+    scores = torch.tensor([[0.9, 0.1, 0, 0, 0, 0, 0], [0.1, 0.9, 0, 0, 0, 0, 0], [7.0, 6, 5, 4, 3, 2, 1]]).double()
+    metrics = ClassificationMetrics()
+    metrics.update(lambda images: images, (scores, torch.tensor([0, 0, 6])))
+    measured = metrics.compute([metrics.state(), ClassificationMetrics().state()])
+    assert measured["top1"] == pytest.approx(100 / 3)
+    assert measured["top5"] == pytest.approx(200 / 3)
+    expected = torch.nn.functional.cross_entropy(scores.float(), torch.tensor([0, 0, 6]))
+    assert measured["loss"] == pytest.approx(expected.item())
+
+
+def test_weights_of_a_run_load_as_a_model(digits_run):
+    model = ppma.load_checkpoint(digits_run / "best.safetensors")
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    _, preparation = load_classifier(digits_run / "last.safetensors")
+    assert preparation.classes == tuple("0123456789")
+    assert (preparation.image_size, preparation.crop_pct) == (32, 1.0)
+
+
+def test_eval_repeats_what_training_measured(digits_run, capsys):
+    recorded = read_rows(digits_run / "metrics.csv")[-1]
+    checkpoint = str(digits_run / "best.safetensors")
+    assert cli.main(["eval", checkpoint, "--data", "digits", "--split", "val", "--batch-size", "50", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["count"] == 180
+    assert measured["top1"] == recorded["val_top1"]
+    assert measured["loss"] == pytest.approx(recorded["val_loss"], rel=1e-5)
+    assert cli.main(["eval", checkpoint, "--data", str(digits_run / "config.yaml")]) == 0
+    assert "top1" in capsys.readouterr().out
+
+
+def test_predict(digits_run, tmp_path, capsys):
+    picture = tmp_path / "digit.png"
+    digits("test")[0][0].save(picture)
+    checkpoint = str(digits_run / "best.safetensors")
+    assert cli.main(["predict", checkpoint, str(picture), "--json", "--top", "3"]) == 0
+    (prediction,) = json.loads(capsys.readouterr().out)
+    assert len(prediction["classes"]) == 3
+    assert prediction["probabilities"] == sorted(prediction["probabilities"], reverse=True)
+    assert cli.main(["predict", checkpoint, str(picture)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert cli.main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
+    assert "found none at" in capsys.readouterr().err
+
+
+def test_resume_by_the_command_line(tmp_path, capsys):
+    command = [
+        "train",
+        "configs/digits_nano.yaml",
+        "--out",
+        str(tmp_path),
+        *settings(*SHORT, "data.train_fraction=0.1"),
+    ]
+    assert cli.main(command) == 0
+    assert cli.main(command) == 2
+    assert "--resume auto continues it" in capsys.readouterr().err
+    assert cli.main([*command, "--resume", "auto", "--set", "steps=4"]) == 0
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == [3, 4]
+
+
+def test_other_classes_than_the_checkpoints_are_an_error(digits_run, folder, capsys):
+    assert cli.main(["eval", str(digits_run / "best.safetensors"), "--data", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "the data has 3 and the checkpoint 10: 10 missing (0, 1, 2, 3, 4, ...); 3 not expected (one, two, zero)"
+        in error
+    )
+    with pytest.raises(ValueError, match="in another order"):
+        check_classes("ab", "ba", found="x", expected="y")
+
+
+def test_fine_tuning_on_a_folder_with_a_broken_image(digits_run, folder, tmp_path, capsys):
+    (folder / "train" / "two" / "3.png").write_bytes(b"broken")
+    out = tmp_path / "tuned"
+    changes = settings(
+        f"data.root={folder}", f"init={digits_run}/best.safetensors", "data.image_size=32", "epochs=2", "batch_size=8",
+        "workers=0", "eval_epochs=2", "data.crop_pct=1.0",
+    )  # fmt: skip
+    assert cli.main(["train", "configs/folder_finetune.yaml", "--out", str(out), *changes]) == 0
+    shown = capsys.readouterr().err
+    assert "other classes than the data's, so the last layer is new" in shown
+    assert "skipped: " in shown
+    assert "two/3.png" in shown
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["broken_samples"] == 1
+    assert summary["val_count"] == 6
+    assert load_classifier(out / "best.safetensors")[1].classes == ("one", "two", "zero")
+    again = ["train", "configs/folder_finetune.yaml", "--out", str(tmp_path / "b"), *changes, "--set", "max_broken=0"]
+    assert cli.main(again) == 1
+    assert "more than max_broken = 0" in capsys.readouterr().err
+
+
+def test_splits_with_other_classes_are_an_error(folder, tmp_path):
+    (folder / "val" / "three").mkdir()
+    (folder / "val" / "one" / "8.png").rename(folder / "val" / "three" / "8.png")
+    changes = [f"data.root={folder}", "model=ppma_nano", "data.image_size=32"]
+    with pytest.raises(ValueError, match=r"split 'val' has 4 and the training data 3: 1 not expected \(three\)"):
+        train("configs/folder_finetune.yaml", tmp_path / "run", assignments=changes)
+
+
+def test_a_few_images_are_learned_by_heart(tmp_path):
+    changes = (
+        *("epochs=null", "steps=12", "batch_size=10", "eval_steps=12", "log_steps=1"),
+        *("data.train_fraction=0.008", "data.test_split=null", "augment.scale=[1,1]", "augment.ratio=[1,1]"),
+        *("ema=null", "label_smoothing=0", "model_args.drop_path_rate=0"),
+        *("schedule.name=constant", "schedule.warmup_epochs=0"),
+    )
+    train("configs/digits_nano.yaml", tmp_path, assignments=changes, tensorboard=False)
+    losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert losses[0] > 1.5
+    assert losses[-1] < 0.25
+
+
+def test_attention_maps_are_the_models_own(digits_run):
+    model = ppma.load_checkpoint(digits_run / "best.safetensors")
+    image = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    calls = attention_calls(model, image)
+    assert [call.grid for call in calls] == [(16, 16)] + [(8, 8)] * 2 + [(4, 4)] * 4 + [(2, 2)]
+    for call in calls:
+        torch.testing.assert_close(call.mask.diagonal(), torch.ones(call.mask.shape[0]))
+        assert (call.weights >= 0).all()
+        assert (call.weights.sum(1) <= 2 + 1e-4).all()  # each path's map has rows of at most 1
+
+
+def test_ablation(tmp_path, capsys):
+    changes = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
+    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
+    assert cli.main([*command, *changes]) == 0
+    table = capsys.readouterr().out
+    assert "| none | 915,194 |" in table
+    assert "| 14.34 | 2.71 | 1034 | 82.6 |" in table
+    before = (tmp_path / "2d" / "seed0" / "summary.json").stat().st_mtime_ns
+    assert cli.main([*command, *changes]) == 0  # finished runs stay
+    assert (tmp_path / "2d" / "seed0" / "summary.json").stat().st_mtime_ns == before
+    results = json.loads((tmp_path / "ablation.json").read_text())["results"]
+    assert [result["mask"] for result in results] == ["none", "2d"]
+    assert set(PAPER) == set(ppma.masks.KINDS)
+    assert cli.main(["ablate", "configs/digits_ablation.yaml", "--masks", "2dd"]) == 2
+    assert "did you mean '2d'?" in capsys.readouterr().err
+
+
+def test_demonstration_writes_what_it_says(tmp_path, capsys):
+    out = tmp_path / "demo"
+    changes = settings("epochs=null", "steps=1", "batch_size=8")
+    assert cli.main(["demo", "--out", str(out), *changes]) == 0
+    shown = capsys.readouterr()
+    assert "The V2H path from key" in shown.err
+    assert "Try next" in shown.out
+    for name in ("curves.png", "confusion.png", "inside.png"):
+        with Image.open(out / name) as image:
+            assert min(image.size) > 300
+    assert (out / "report.md").read_text().startswith("# Demonstration")
+    assert {"test_top1", "seconds"} <= json.loads((out / "summary.json").read_text()).keys()
+    assert cli.main(["demo", "--out", str(out), *changes]) == 0  # it may be run again
+    (tmp_path / "precious").write_text("kept")
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 2
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+@pytest.mark.slow
+def test_the_demonstration_reaches_97_percent(tmp_path):
+    torch.set_num_threads(2)
+    assert cli.main(["demo", "--out", str(tmp_path / "demo")]) == 0
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert summary["test_count"] == 359
+    assert summary["test_top1"] >= 97
+
+
+@pytest.mark.slow
+def test_the_same_command_under_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
+    command += ["train", "configs/digits_nano.yaml", "--out", str(tmp_path), *settings(*SHORT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["processes"], summary["val_count"]) == (2, 180)
