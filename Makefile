@@ -7,7 +7,8 @@ INSTALLED := .venv/.installed
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The kernels are compiled by the installation, so a changed source installs again (which takes seconds by then).
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/ppma/ops/backends/native/csrc/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[all]"
