@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ppma.ops.backends import BackendUnavailableError
+
 # Fastest first. PPMA_NATIVE_ISA forces one; PPMA_NATIVE_DIR names another folder to load from (the sanitizer build).
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
@@ -35,36 +37,56 @@ def threads() -> int:
     return 1 if _forked else torch.get_num_threads()
 
 
-def _path(isa: str) -> Path:
-    return Path(os.environ.get("PPMA_NATIVE_DIR") or Path(__file__).parent) / f"libppma_{isa}.so"
-
-
 @functools.cache
-def _best_isa() -> str | None:
-    """The fastest instruction set that this CPU has and that was built."""
-    supported = _CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), ("portable",))
-    return next((isa for isa in supported if _path(isa).exists()), None)
+def _available(folder: str) -> tuple[str, ...]:
+    supported = _CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), INSTRUCTION_SETS[-1:])
+    return tuple(isa for isa in supported if _path(folder, isa).exists())
+
+
+def _path(folder: str, isa: str) -> Path:
+    return Path(folder or Path(__file__).parent) / f"libppma_{isa}.so"
+
+
+def available() -> tuple[str, ...]:
+    """The instruction sets that this CPU has and that were built, fastest first."""
+    return _available(os.environ.get("PPMA_NATIVE_DIR", ""))
 
 
 def isa() -> str | None:
     """The instruction set in use: "avx512", "avx2" or "portable"; None if the library was not built."""
-    return os.environ.get("PPMA_NATIVE_ISA") or _best_isa()
+    return os.environ.get("PPMA_NATIVE_ISA") or next(iter(available()), None)
 
 
 @functools.cache
-def _load(isa: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(_path(isa)))
+def _load(folder: str, isa: str | None) -> ctypes.CDLL:
+    found = _available(folder)
+    if isa is None or not found:
+        raise BackendUnavailableError(
+            "the native library was not built (installing ppma where there is a C++ compiler builds it)"
+        )
+    if isa not in found:
+        raise BackendUnavailableError(f"PPMA_NATIVE_ISA: expected one of {', '.join(found)} here, got {isa!r}")
+    try:
+        return ctypes.CDLL(str(_path(folder, isa)))
+    except OSError as error:
+        raise BackendUnavailableError(f"the native library does not load ({error})") from error
+
+
+def loaded() -> ctypes.CDLL:
+    """The library in use.
+
+    Raises:
+        BackendUnavailableError: there is none, or it does not load.
+    """
+    return _load(os.environ.get("PPMA_NATIVE_DIR", ""), isa())
 
 
 def why_not() -> str | None:
     """Why no kernel can run, or None."""
-    name = isa()
-    if name is None:
-        return "the native library was not built (installing ppma with a C++ compiler builds it)"
     try:
-        _load(name)
-    except OSError as error:
-        return f"the native library does not load ({error})"
+        loaded()
+    except BackendUnavailableError as error:
+        return str(error)
     return None
 
 
@@ -80,22 +102,21 @@ class View(ctypes.Structure):
 
 
 class Kernel:
-    """A function of the library, looked up in the one that is in use at the time of the call."""
+    """A function of the library that is in use at the time of the call."""
 
     def __init__(self, name: str, *argument_types: Any) -> None:
         self.name = name
         self.argument_types = argument_types
-        self._functions: dict[str, Any] = {}
 
     def __call__(self, *arguments: Any) -> None:
         """Call it without the GIL; it returns 0, or 1 if there was no memory for its scratch space."""
-        name = isa()
-        assert name is not None, "backends.resolve asks why_not before any kernel runs"
-        function = self._functions.get(name)
-        if function is None:
-            function = getattr(_load(name), self.name)
-            function.argtypes = self.argument_types
-            function.restype = ctypes.c_int
-            self._functions[name] = function
+        library = loaded()
+        try:
+            function = getattr(library, self.name)  # cached by ctypes
+        except AttributeError as error:
+            raise BackendUnavailableError(
+                f"the native library is older than the package ({self.name} is missing); install ppma again"
+            ) from error
+        function.argtypes = self.argument_types
         if function(*arguments):
             raise MemoryError(f"{self.name}: no memory for scratch space")

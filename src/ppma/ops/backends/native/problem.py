@@ -53,16 +53,14 @@ class Gradients(ctypes.Structure):
     def __init__(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Shapes as in `ppma.ops.layout`."""
         self.grad = unit_stride(grad)
-        self.values = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-        self.log_decays = tuple(torch.empty(q.shape[:-1]) for _ in range(2))
-        super().__init__(*map(View.of, (self.grad, *self.values, *self.log_decays)))
+        self.of_q, self.of_k, self.of_v = (heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
+        self.of_log_alpha, self.of_log_beta = torch.empty(2, *q.shape[:-1])
+        results = (self.of_q, self.of_k, self.of_v, self.of_log_alpha, self.of_log_beta)
+        super().__init__(*map(View.of, (self.grad, *results)))
 
-    def results(self, *log_decay_dtypes: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of q, k, v, log_alpha and log_beta."""
-        log_alpha, log_beta = (
-            tensor.to(dtype) for tensor, dtype in zip(self.log_decays, log_decay_dtypes, strict=True)
-        )
-        return (*self.values, log_alpha, log_beta)
+    def results(self, log_alpha: torch.dtype, log_beta: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of q, k, v, log_alpha and log_beta, the last two in these dtypes."""
+        return self.of_q, self.of_k, self.of_v, self.of_log_alpha.to(log_alpha), self.of_log_beta.to(log_beta)
 
 
 def unit_stride(tensor: Tensor) -> Tensor:
