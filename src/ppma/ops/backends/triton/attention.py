@@ -27,13 +27,13 @@ def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int 
         H=height,
         W=width,
         band=band or height,
-        d=d,
-        dv=dv,
         MODE=mode,
         ROWS=rows,
         COLS=cols,
-        D=padded(d),
-        DV=padded(dv),
+        D=d,
+        DV=dv,
+        D_TILE=padded(d),
+        DV_TILE=padded(dv),
         UPCAST=upcast(like),
         **arguments,
     )
@@ -59,8 +59,8 @@ def masked_forward(
         q: (B, heads, H, W, d).
         k: (B, heads, H, W, d).
         v: (B, heads, H, W, dv).
-        alpha: potentials along the rows, (2, B, heads, H, W).
-        beta: potentials along the columns, (2, B, heads, H, W).
+        alpha: potentials along the rows, (1, B, heads, H, W).
+        beta: potentials along the columns, (1, B, heads, H, W).
         out: receives the output, (B, heads, H, W, dv).
         lse: receives the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); None for "linear".
         first: receives the output of the first of two softmaxes, (B, heads, H, W, dv); else None.
@@ -209,10 +209,10 @@ def attention_backward(
         heads=heads,
         H=height,
         W=width,
-        dv=dv,
         ROWS=rows,
         COLS=cols,
-        DV=padded(dv),
+        DV=dv,
+        DV_TILE=padded(dv),
     )
     grads = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
     alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)

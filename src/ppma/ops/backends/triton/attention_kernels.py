@@ -95,9 +95,9 @@ def far_mask(
 
 @triton.jit
 def attention_forward(
-    q, k, v, alpha, beta, out, first, lse, heads, H, W, band, d, dv, score_scale,
+    q, k, v, alpha, beta, out, first, lse, heads, H, W, band, score_scale,
     MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, UPCAST: tl.constexpr,
+    OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Output, log-sum-exp of each softmax and, of two softmaxes, the output of the first.
 
@@ -106,9 +106,9 @@ def attention_forward(
     TOKENS: tl.constexpr = ROWS * COLS
     LOG: tl.constexpr = MODE == "logit"
     batch, head, top, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    queries = load_tokens(q, batch, head, row, col, inside, d, D)
+    queries = load_tokens(q, batch, head, row, col, inside, D, D_TILE)
     own_high, own_low = load_potential(beta, batch, head, row, col, inside)
-    acc = tl.zeros((TOKENS, DV), tl.float32)
+    acc = tl.zeros((TOKENS, DV_TILE), tl.float32)
     peak = tl.full((TOKENS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
     second_acc, second_peak, second_total = acc, peak, total
@@ -120,8 +120,8 @@ def attention_forward(
                 alpha, beta, batch, head, top, row, col, inside, key_col, key_inside, ROWS, LOG
             )
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
-            key = load_tokens(k, batch, head, i, key_col, key_inside, d, D)
-            value = load_tokens(v, batch, head, i, key_col, key_inside, dv, DV)
+            key = load_tokens(k, batch, head, i, key_col, key_inside, D, D_TILE)
+            value = load_tokens(v, batch, head, i, key_col, key_inside, DV, DV_TILE)
             scores = product(queries, key.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
             if MODE != "linear":
                 scores = tl.where(key_inside[None, :], scores, float("-inf"))
@@ -156,21 +156,21 @@ def attention_forward(
     if MODE == "logit" and V2H and H2V:
         second_acc /= second_total[:, None]
         store_plane(lse, 1, batch, head, row, col, inside, (second_peak + tl.log2(second_total)) * LN2)
-        store_tokens(first, batch, head, row, col, inside, acc, dv, DV)
+        store_tokens(first, batch, head, row, col, inside, acc, DV, DV_TILE)
         acc = (acc + second_acc) * 0.5
-    store_tokens(out, batch, head, row, col, inside, acc, dv, DV)
+    store_tokens(out, batch, head, row, col, inside, acc, DV, DV_TILE)
 
 
 @triton.jit
 def attention_delta(
-    grad, out, first, delta, heads, H, W, dv, ROWS: tl.constexpr, COLS: tl.constexpr, DV: tl.constexpr
+    grad, out, first, delta, heads, H, W, ROWS: tl.constexpr, COLS: tl.constexpr, DV: tl.constexpr, DV_TILE: tl.constexpr
 ):
     """For each softmax the row sums of its output times the gradient. `first` is None where there is one softmax."""
     batch, head, _, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    grads = load_tokens(grad, batch, head, row, col, inside, dv, DV).to(tl.float32)
-    total = tl.sum(grads * load_tokens(out, batch, head, row, col, inside, dv, DV).to(tl.float32), 1)
+    grads = load_tokens(grad, batch, head, row, col, inside, DV, DV_TILE).to(tl.float32)
+    total = tl.sum(grads * load_tokens(out, batch, head, row, col, inside, DV, DV_TILE).to(tl.float32), 1)
     if first is not None:  # the output is the mean of two
-        one = tl.sum(grads * load_tokens(first, batch, head, row, col, inside, dv, DV), 1)
+        one = tl.sum(grads * load_tokens(first, batch, head, row, col, inside, DV, DV_TILE), 1)
         store_plane(delta, 1, batch, head, row, col, inside, 2 * total - one)
         total = one
     store_plane(delta, 0, batch, head, row, col, inside, total)
@@ -186,9 +186,9 @@ def load_norms(lse, delta, plane, batch, head, row, col, inside, share):
 @triton.jit
 def attention_backward(
     fixed_a, fixed_b, other_a, other_b, lse, delta, alpha, beta, grad_a, grad_b,
-    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, d, dv, scale, score_scale,
+    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, scale, score_scale,
     MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a fixed tile of queries (a = q, b = output gradient) or of keys (a = k, b = v).
@@ -205,8 +205,8 @@ def attention_backward(
     NEAR_PLANE: tl.constexpr = 1 if LOG and NEAR and FAR and KEY_SIDE else 0
     FAR_PLANE: tl.constexpr = 1 if LOG and NEAR and FAR and not KEY_SIDE else 0
     batch, head, top, across, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    a = load_tokens(fixed_a, batch, head, row, col, inside, d, D)
-    b = load_tokens(fixed_b, batch, head, row, col, inside, dv, DV)
+    a = load_tokens(fixed_a, batch, head, row, col, inside, D, D_TILE)
+    b = load_tokens(fixed_b, batch, head, row, col, inside, DV, DV_TILE)
     if MODE != "linear" and not KEY_SIDE:
         near_norm, near_delta = load_norms(lse, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE)
         near_norm, near_delta = near_norm[:, None], near_delta[:, None]
@@ -217,8 +217,8 @@ def attention_backward(
             far_norm, far_delta = near_norm, near_delta
 
     own_high, own_low = load_potential(beta, batch, head, row, col, inside)
-    acc_a = tl.zeros((TOKENS, D), tl.float32)
-    acc_b = tl.zeros((TOKENS, DV), tl.float32)
+    acc_a = tl.zeros((TOKENS, D_TILE), tl.float32)
+    acc_b = tl.zeros((TOKENS, DV_TILE), tl.float32)
     own_alpha = tl.zeros((TOKENS,), tl.float32)
     own_beta = tl.zeros((TOKENS,), tl.float32)
     for chunk in range(0, W, OTHERS):
@@ -232,8 +232,8 @@ def attention_backward(
             row_sum = tl.zeros((TOKENS, OTHERS), tl.float32)
             column_sum = tl.zeros((TOKENS, OTHERS), tl.float32)
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
-            oa = load_tokens(other_a, batch, head, i, other_col, other_inside, d, D)
-            ob = load_tokens(other_b, batch, head, i, other_col, other_inside, dv, DV)
+            oa = load_tokens(other_a, batch, head, i, other_col, other_inside, D, D_TILE)
+            ob = load_tokens(other_b, batch, head, i, other_col, other_inside, DV, DV_TILE)
             scores = product(a, oa.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
             grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
             if MODE != "linear" and KEY_SIDE:
@@ -311,6 +311,6 @@ def attention_backward(
         store_plane(alpha_own, 0, batch, head, row, col, inside, own_alpha)
     if FAR:
         store_plane(beta_own, 0, batch, head, row, col, inside, own_beta)
-    store_tokens(grad_a, batch, head, row, col, inside, acc_a * scale, d, D)
+    store_tokens(grad_a, batch, head, row, col, inside, acc_a * scale, D, D_TILE)
     if KEY_SIDE:
-        store_tokens(grad_b, batch, head, row, col, inside, acc_b, dv, DV)
+        store_tokens(grad_b, batch, head, row, col, inside, acc_b, DV, DV_TILE)

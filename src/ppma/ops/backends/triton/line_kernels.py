@@ -34,8 +34,8 @@ def line_tile(heads, lines, n, TOKENS: tl.constexpr):
 
 @triton.jit
 def line_forward(
-    q, k, v, second_v, potential, add, out, second_out, lse, heads, lines, n, d, dv, score_scale, share,
-    MODE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    q, k, v, second_v, potential, add, out, second_out, lse, heads, lines, n, score_scale, share,
+    MODE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
@@ -44,17 +44,17 @@ def line_forward(
     """
     batch, head, line, position = line_tile(heads, lines, n, TOKENS)
     inside = position < n
-    queries = load_tokens(q, batch, head, line, position, inside, d, D)
+    queries = load_tokens(q, batch, head, line, position, inside, D, D_TILE)
     own_high, own_low = load_potential(potential, batch, head, line, position, inside)
-    acc = tl.zeros((TOKENS, DV), tl.float32)
-    second_acc = tl.zeros((TOKENS, DV), tl.float32)
+    acc = tl.zeros((TOKENS, DV_TILE), tl.float32)
+    second_acc = tl.zeros((TOKENS, DV_TILE), tl.float32)
     peak = tl.full((TOKENS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
     for start in range(0, n, OTHERS):
         other = start + tl.arange(0, OTHERS)
         other_inside = other < n
-        key = load_tokens(k, batch, head, line, other, other_inside, d, D)
-        value = load_tokens(v, batch, head, line, other, other_inside, dv, DV)
+        key = load_tokens(k, batch, head, line, other, other_inside, D, D_TILE)
+        value = load_tokens(v, batch, head, line, other, other_inside, DV, DV_TILE)
         scores = product(queries, key.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
         scores = tl.where(other_inside[None, :], scores, float("-inf"))
         high, low = load_potential(potential, batch, head, line, other, other_inside)
@@ -67,15 +67,15 @@ def line_forward(
         weights = weights.to(value.dtype)
         acc = product(weights, value, acc * correction[:, None], UPCAST)
         if second_v is not None:
-            value = load_tokens(second_v, batch, head, line, other, other_inside, dv, DV)
+            value = load_tokens(second_v, batch, head, line, other, other_inside, DV, DV_TILE)
             second_acc = product(weights, value, second_acc * correction[:, None], UPCAST)
 
     acc /= total[:, None]
     if add is not None:
-        acc += load_tokens(add, batch, head, line, position, inside, dv, DV).to(tl.float32)
-    store_tokens(out, batch, head, line, position, inside, acc * share, dv, DV)
+        acc += load_tokens(add, batch, head, line, position, inside, DV, DV_TILE).to(tl.float32)
+    store_tokens(out, batch, head, line, position, inside, acc * share, DV, DV_TILE)
     if second_v is not None:
-        store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], dv, DV)
+        store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, DV_TILE)
     if lse is not None:
         store_plane(lse, 0, batch, head, line, position, inside, (peak + tl.log2(total)) * LN2)
 
@@ -83,9 +83,9 @@ def line_forward(
 @triton.jit
 def line_backward(
     fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, lse, delta,
-    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, d, dv, scale, score_scale,
+    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale, score_scale,
     MODE: tl.constexpr, KEY_SIDE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a tile of queries (a = q, b = output gradient) or of keys (a = k, b = value).
 
@@ -96,31 +96,31 @@ def line_backward(
     """
     batch, head, line, position = line_tile(heads, lines, n, TOKENS)
     inside = position < n
-    a = load_tokens(fixed_a, batch, head, line, position, inside, d, D)
+    a = load_tokens(fixed_a, batch, head, line, position, inside, D, D_TILE)
     if grad_a is not None:
-        b = load_tokens(fixed_b, batch, head, line, position, inside, dv, DV)
+        b = load_tokens(fixed_b, batch, head, line, position, inside, DV, DV_TILE)
         if second_other_b is not None:
-            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, dv, DV)
+            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, DV_TILE)
     if not KEY_SIDE:
         norm = load_plane(lse, 0, batch, head, line, position, inside)[:, None] * LOG2_E
-        outputs = load_tokens(out, batch, head, line, position, inside, dv, DV)
+        outputs = load_tokens(out, batch, head, line, position, inside, DV, DV_TILE)
         row_delta = tl.sum(outputs.to(tl.float32) * b.to(tl.float32), 1)
         if second_other_b is not None:
-            outputs = load_tokens(second_out, batch, head, line, position, inside, dv, DV)
+            outputs = load_tokens(second_out, batch, head, line, position, inside, DV, DV_TILE)
             row_delta += tl.sum(outputs.to(tl.float32) * second_b.to(tl.float32), 1)
         store_plane(delta, 0, batch, head, line, position, inside, row_delta)
         row_delta = row_delta[:, None]
 
     own_high, own_low = load_potential(potential, batch, head, line, position, inside)
-    acc_a = tl.zeros((TOKENS, D), tl.float32)
-    acc_b = tl.zeros((TOKENS, DV), tl.float32)
-    second_acc_b = tl.zeros((TOKENS, DV), tl.float32)
+    acc_a = tl.zeros((TOKENS, D_TILE), tl.float32)
+    acc_b = tl.zeros((TOKENS, DV_TILE), tl.float32)
+    second_acc_b = tl.zeros((TOKENS, DV_TILE), tl.float32)
     own_moved = tl.zeros((TOKENS,), tl.float32)
     for start in range(0, n, OTHERS):
         other = start + tl.arange(0, OTHERS)
         other_inside = other < n
-        oa = load_tokens(other_a, batch, head, line, other, other_inside, d, D)
-        ob = load_tokens(other_b, batch, head, line, other, other_inside, dv, DV)
+        oa = load_tokens(other_a, batch, head, line, other, other_inside, D, D_TILE)
+        ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, DV_TILE)
         if KEY_SIDE:
             norm = load_plane(lse, 0, batch, head, line, other, other_inside)[None, :] * LOG2_E
             if grad_a is not None:
@@ -139,7 +139,7 @@ def line_backward(
         if grad_a is not None:
             grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
             if second_other_b is not None:
-                ob = load_tokens(second_other_b, batch, head, line, other, other_inside, dv, DV)
+                ob = load_tokens(second_other_b, batch, head, line, other, other_inside, DV, DV_TILE)
                 grads = product(second_b, ob.T, grads, UPCAST)
                 if second_grad_b is not None:
                     second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
@@ -153,12 +153,12 @@ def line_backward(
     if grad_a is not None:
         acc_a *= scale
         if add_a is not None:
-            acc_a += load_tokens(add_a, batch, head, line, position, inside, d, D).to(tl.float32)
-        store_tokens(grad_a, batch, head, line, position, inside, acc_a, d, D)
+            acc_a += load_tokens(add_a, batch, head, line, position, inside, D, D_TILE).to(tl.float32)
+        store_tokens(grad_a, batch, head, line, position, inside, acc_a, D, D_TILE)
         store_plane(moved, 0, batch, head, line, position, inside, own_moved)
     if KEY_SIDE:
         if add_b is not None:
-            acc_b += load_tokens(add_b, batch, head, line, position, inside, dv, DV).to(tl.float32)
-        store_tokens(grad_b, batch, head, line, position, inside, acc_b, dv, DV)
+            acc_b += load_tokens(add_b, batch, head, line, position, inside, DV, DV_TILE).to(tl.float32)
+        store_tokens(grad_b, batch, head, line, position, inside, acc_b, DV, DV_TILE)
     if second_grad_b is not None:
-        store_tokens(second_grad_b, batch, head, line, position, inside, second_acc_b, dv, DV)
+        store_tokens(second_grad_b, batch, head, line, position, inside, second_acc_b, DV, DV_TILE)

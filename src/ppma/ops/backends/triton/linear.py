@@ -68,8 +68,8 @@ class _OtherBands:
         f: (B, heads, H, W, d).
         a: (B, heads, H, W, d).
         b: (B, heads, H, W, dv).
-        alpha: potentials along the rows, (2, B, heads, H, W).
-        beta: potentials along the columns, (2, B, heads, H, W).
+        alpha: potentials along the rows, (1, B, heads, H, W).
+        beta: potentials along the columns, (1, B, heads, H, W).
     """
 
     def __init__(self, f: Tensor, a: Tensor, b: Tensor, alpha: Tensor, beta: Tensor) -> None:
@@ -111,12 +111,12 @@ class _OtherBands:
             beta=field(self.beta),
             heads=heads,
             W=width,
-            d=d,
-            dv=self.b.shape[-1],
             start=band.start,
             rows=band.rows,
-            D=self.widths[0],
-            DV=self.widths[1],
+            D=d,
+            DV=self.b.shape[-1],
+            D_TILE=self.widths[0],
+            DV_TILE=self.widths[1],
             UPCAST=upcast(self.f),
             **arguments,
         )

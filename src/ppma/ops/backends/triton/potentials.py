@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ppma.ops.backends.triton.launch import Config, launch
-from ppma.ops.backends.triton.tiles import LOG2_E, Field, field, head_of, load_plane, store_plane
+from ppma.ops.backends.triton.tiles import LOG2_E, Field, field, head_of, load_plane, pack_potential, store_plane
 
 CUT = tl.constexpr(-16384.0)
 
@@ -44,9 +44,8 @@ def line_potentials(log_decay, potential, heads, lines, n, LINES: tl.constexpr, 
         total = tl.cumsum(edges, 1) + before[:, None]
         before += tl.sum(edges, 1)
         high = total.to(tl.float32)
-        low = total - high.to(tl.float64)
-        store_plane(potential, 0, batch, head, line[:, None], position[None, :], inside, high)
-        store_plane(potential, 1, batch, head, line[:, None], position[None, :], inside, low)
+        word = pack_potential(high, (total - high.to(tl.float64)).to(tl.float32))
+        store_plane(potential, 0, batch, head, line[:, None], position[None, :], inside, word)
 
 
 @triton.jit
@@ -75,9 +74,9 @@ def potentials(log_decay: Tensor, axis: int) -> Tensor:
         axis: 2 for lines along H, 3 for lines along W.
 
     Returns:
-        (2, B, heads, H, W) float32: high and low part, in units of log2.
+        (1, B, heads, H, W) int64: two float32 numbers each, in units of log2; see `pack_potential`.
     """
-    out = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=log_decay.device)
+    out = torch.empty((1, *log_decay.shape), dtype=torch.int64, device=log_decay.device)
     lines = _lines(log_decay[None], axis)
     _launch(line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)))
     return out

@@ -45,24 +45,26 @@ def head_of(index, heads):
 
 
 @triton.jit
-def token_offsets(strides, batch, head, row, col, CHANNELS: tl.constexpr):
-    c = tl.arange(0, CHANNELS)
+def tokens_at(field, batch, head, row, col, inside, CHANNELS: tl.constexpr, TILE: tl.constexpr):
+    """Pointers to the channels of some tokens and the mask of those that exist, (tokens, TILE)."""
+    c = tl.arange(0, TILE)
+    strides = field.strides
     tokens = row * strides[2] + col * strides[3]
-    return batch * strides[0] + head * strides[1] + (tokens[:, None] + (c * strides[4])[None, :])
+    there = field.data + (batch * strides[0] + head * strides[1]) + (tokens[:, None] + (c * strides[4])[None, :])
+    return there, inside[:, None] & (c < CHANNELS)[None, :]
 
 
 @triton.jit
-def load_tokens(field, batch, head, row, col, inside, channels, CHANNELS: tl.constexpr):
-    """The vectors of some tokens, (tokens, CHANNELS), zero outside. `field` is (B, heads, rows, cols, channels)."""
-    mask = inside[:, None] & (tl.arange(0, CHANNELS) < channels)[None, :]
-    return tl.load(field.data + token_offsets(field.strides, batch, head, row, col, CHANNELS), mask=mask, other=0.0)
+def load_tokens(field, batch, head, row, col, inside, CHANNELS: tl.constexpr, TILE: tl.constexpr):
+    """The vectors of some tokens, (tokens, TILE), zero outside. `field` is (B, heads, rows, cols, CHANNELS)."""
+    there, mask = tokens_at(field, batch, head, row, col, inside, CHANNELS, TILE)
+    return tl.load(there, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_tokens(field, batch, head, row, col, inside, value, channels, CHANNELS: tl.constexpr):
+def store_tokens(field, batch, head, row, col, inside, value, CHANNELS: tl.constexpr, TILE: tl.constexpr):
     """The counterpart of `load_tokens`, converting to the type of the tensor."""
-    mask = inside[:, None] & (tl.arange(0, CHANNELS) < channels)[None, :]
-    there = field.data + token_offsets(field.strides, batch, head, row, col, CHANNELS)
+    there, mask = tokens_at(field, batch, head, row, col, inside, CHANNELS, TILE)
     tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
 
 
@@ -77,7 +79,7 @@ def plane_base(field, plane, batch, head):
 def load_plane(field, plane, batch, head, row, col, mask):
     """Numbers of some tokens, zero outside; `row` and `col` may have any shape."""
     there = plane_base(field, plane, batch, head) + row * field.strides[3] + col * field.strides[4]
-    return tl.load(there, mask=mask, other=0.0)
+    return tl.load(there, mask=mask, other=0)
 
 
 @triton.jit
@@ -87,9 +89,17 @@ def store_plane(field, plane, batch, head, row, col, mask, value):
 
 
 @triton.jit
+def pack_potential(high, low):
+    """Two float32 numbers in one word, so that they travel together."""
+    word = high.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    return word | (low.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
 def load_potential(field, batch, head, row, col, mask):
     """High and low part of some potentials."""
-    return load_plane(field, 0, batch, head, row, col, mask), load_plane(field, 1, batch, head, row, col, mask)
+    word = load_plane(field, 0, batch, head, row, col, mask)
+    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), word.to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
