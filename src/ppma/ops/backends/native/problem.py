@@ -54,7 +54,8 @@ class Gradients(ctypes.Structure):
         """Shapes as in `ppma.ops.layout`."""
         self.grad = unit_stride(grad)
         self.of_q, self.of_k, self.of_v = (heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-        self.of_log_alpha, self.of_log_beta = torch.empty(2, *q.shape[:-1])
+        # Two storages: an operator must not return views of one.
+        self.of_log_alpha, self.of_log_beta = (torch.empty(q.shape[:-1]) for _ in range(2))
         results = (self.of_q, self.of_k, self.of_v, self.of_log_alpha, self.of_log_beta)
         super().__init__(*map(View.of, (self.grad, *results)))
 
