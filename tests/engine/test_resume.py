@@ -77,6 +77,7 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, uninterrupted):
     assert program(tmp_path, "none", "--kill-in-save", "7").exit_code == -9
     assert list(tmp_path.rglob("*.partial"))
     assert program(tmp_path, "auto").exit_code == 0
+    assert not list(tmp_path.rglob("*.partial"))
     assert_same_end(tmp_path, uninterrupted)
 
 

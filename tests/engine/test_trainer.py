@@ -184,3 +184,9 @@ def test_schedules(tmp_path, name):
         "constant": lambda t: 0.01,
     }[name]
     assert rates[4:] == pytest.approx([expected(t) for t in range(4, 24)])
+
+
+def test_a_row_that_was_cut_short_is_dropped(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,lr,train_loss\n3,0.1,0.5\n6,0.1,\n9,1e-")
+    assert read_rows(path) == [{"step": 3, "lr": 0.1, "train_loss": 0.5}, {"step": 6, "lr": 0.1}]

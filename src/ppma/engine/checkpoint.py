@@ -89,7 +89,9 @@ def newest(run: Path) -> dict[str, Any] | None:
 
 
 def keep_only(run: Path, count: int, best: int | None) -> None:
-    """Delete all but the newest `count` checkpoints and the best."""
+    """Delete all but the newest `count` checkpoints and the best, and what a killed run left half-written."""
+    for partial in (run / FOLDER).glob("*.partial"):
+        partial.unlink()
     for step in steps(run)[:-count]:
         if step != best:
             path_of(run, step).unlink()

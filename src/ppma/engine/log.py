@@ -1,5 +1,6 @@
 """What a run tells: rows of metrics.csv, TensorBoard, a progress bar or lines, curves at the end."""
 
+import contextlib
 import csv
 import io
 import math
@@ -23,11 +24,15 @@ Row = dict[str, float]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.csv; cells that were not measured are left out."""
+    """The rows of a metrics.csv; cells that were not measured are left out, as is a row that was cut short."""
     if not path.is_file():
         return []
+    rows = []
     with open(path, newline="", encoding="utf-8") as file:
-        return [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
+        for cells in csv.DictReader(file):
+            with contextlib.suppress(ValueError, TypeError):
+                rows.append({key: float(cell) for key, cell in cells.items() if cell})
+    return [row for row in rows if "step" in row]
 
 
 class MetricsLog:

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import sys
 import warnings
@@ -51,7 +52,7 @@ def train(arguments: argparse.Namespace) -> int:
         print(f"ppma train: stopped: {error}", file=sys.stderr)
         return 1
     measured = {name: value for name, value in summary.items() if name.startswith(("val_", "test_"))}
-    print(f"{out}: {summary['steps']} steps in {summary['seconds']:.0f} s; {format_metrics(measured)}")
+    _tell(f"{out}: {summary['steps']} steps in {summary['seconds']:.0f} s; {format_metrics(measured)}")
     return 0
 
 
@@ -78,7 +79,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         amp=arguments.amp,
     )
-    print(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
+    _tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
     return 0
 
 
@@ -130,6 +131,12 @@ def run_demo(arguments: argparse.Namespace) -> int:
     _one_line_warnings()
     print(demo.run(Path(arguments.out), arguments.assignments))
     return 0
+
+
+def _tell(text: str) -> None:
+    """Print, in one process of several."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
 
 
 def _one_line_warnings() -> None:
