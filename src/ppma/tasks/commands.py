@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ppma.engine.evaluation import TooManyBrokenError
 from ppma.engine.log import format_metrics
@@ -46,7 +46,7 @@ def train(arguments: argparse.Namespace) -> int:
     try:
         summary = run.train(arguments.config, out, resume=arguments.resume, assignments=arguments.assignments)
     except StoppedError as stopped:
-        print(stopped, file=sys.stderr)
+        _tell(str(stopped), sys.stderr)
         return 128 + (stopped.signal or signal.SIGTERM)
     except (NonFiniteLossError, TooManyBrokenError) as error:
         print(f"ppma train: stopped: {error}", file=sys.stderr)
@@ -133,10 +133,10 @@ def run_demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(text: str) -> None:
+def _tell(text: str, file: TextIO | None = None) -> None:
     """Print, in one process of several."""
     if os.environ.get("RANK", "0") == "0":
-        print(text)
+        print(text, file=file)
 
 
 def _one_line_warnings() -> None:
