@@ -1,7 +1,5 @@
 """Compiled, exported and ONNX models compute what the eager model computes."""
 
-import logging
-
 import onnx
 import pytest
 import timm
@@ -32,15 +30,6 @@ CASES = [
     *(pytest.param(config, id=name, marks=pytest.mark.slow) for name, config in CONFIGS.items()),
 ]
 SIZES = [(64, 96), (70, 45)]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """PyTorch's tracing logs every step where somebody listens, as pytest does; that would double the time."""
-    trace = logging.getLogger("torch.__trace")
-    before, trace.propagate = trace.propagate, False
-    yield
-    trace.propagate = before
 
 
 def build(config):

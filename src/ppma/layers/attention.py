@@ -45,8 +45,8 @@ class PolylineAttention(nn.Module):
     It takes (B, H, W, dim), or (B, N, dim) with `grid=(H, W)` and returns the same shape. A sequence may begin with
     N - H*W prefix tokens (a class token, registers): they attend to every token and every token attends to them as if
     no edge lay between, so each path gives them a mask of 1. Where two paths are summed ("2d" in the paper's
-    formulation) that makes 2, which is also what a token has for itself. Prefix tokens need the dense form of the mask,
-    O(N^2) memory; without them the fused operators run.
+    formulation) that makes 2, which is also what a token has for itself. The fused operators run in any case but one:
+    prefix tokens in the release's formulation need the dense form of the mask, O(N^2) memory.
 
     Args:
         dim: channels, a multiple of heads.
@@ -138,7 +138,7 @@ class PolylineAttention(nn.Module):
 
         mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)
         if prefix:
-            mask, shape = PrefixedMask(mask, prefix), (1, tokens.shape[1])
+            mask, shape = PrefixedMask(mask, prefix, (H, W)), (1, tokens.shape[1])
         q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (q, k, values))
         attend = mask.attention if self.kind == "full" else mask.criss_cross
         out = attend(q, k, v, combine=FORMULATIONS[self.formulation].combine, backend=self.backend)
