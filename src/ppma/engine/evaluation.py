@@ -58,6 +58,7 @@ def evaluate(
     broken: BrokenSamples,
     amp: str = "none",
     title: str = "evaluate",
+    within: ProgressLine | None = None,
 ) -> dict[str, float]:
     """What the task measures, with `count` (samples) and `per_second` (throughput, loading included).
 
@@ -72,12 +73,13 @@ def evaluate(
         broken: counts what could not be read.
         amp: "none", "bf16" or "fp16".
         title: of the progress bar.
+        within: the progress bar that this evaluation interrupts.
     """
     training = model.training
     model.eval()
     begun, count = time.monotonic(), 0
     batches = eval_batches(dataset, collate, batch_size=batch_size, workers=workers, world=world)
-    progress = ProgressLine(title, len(dataset), enabled=world.main, unit="samples")  # type: ignore[arg-type]
+    progress = ProgressLine(title, len(dataset), enabled=world.main, unit="samples", within=within)  # type: ignore[arg-type]
     try:
         for batch in batches:
             broken.note(batch.broken)

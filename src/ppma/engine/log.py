@@ -91,14 +91,33 @@ def _cell(value: float) -> str:
 
 
 class ProgressLine:
-    """A bar on a terminal, else a line now and then; nothing in processes that do not print."""
+    """A bar on a terminal, else a line now and then; nothing in processes that do not print.
 
-    def __init__(self, title: str, total: int, done: int = 0, *, enabled: bool = True, unit: str = "steps") -> None:
+    Args:
+        title: what goes on.
+        total: when it is finished.
+        done: where it starts.
+        enabled: whether this process prints.
+        unit: of `total`.
+        within: a bar that goes on at the same time; this one is shown below it.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        done: int = 0,
+        *,
+        enabled: bool = True,
+        unit: str = "steps",
+        within: "ProgressLine | None" = None,
+    ) -> None:
         self.title, self.total, self.first, self.enabled, self.unit = title, total, done, enabled, unit
-        self.console = Console(stderr=True)
+        self.console: Console = within.console if within is not None else Console(stderr=True)
         self.begun = self.said = time.monotonic()
-        self.bar: Progress | None = None
-        if enabled and self.console.is_terminal:
+        self.within = within
+        self.bar: Progress | None = within.bar if within is not None else None
+        if self.bar is None and enabled and self.console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -110,6 +129,7 @@ class ProgressLine:
                 console=self.console,
             )
             self.bar.start()
+        if self.bar is not None:
             self.task = self.bar.add_task(title, total=total, completed=done, note="")
 
     def update(self, done: int, note: str = "") -> None:
@@ -128,7 +148,9 @@ class ProgressLine:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self.bar is not None:
+        if self.bar is not None and self.within is not None:
+            self.bar.remove_task(self.task)
+        elif self.bar is not None:
             self.bar.stop()
 
 

@@ -330,6 +330,7 @@ class Trainer:
             broken=self.broken,
             amp=self.config.amp,
             title=split,
+            within=self.progress,
         )
         return {f"{split}_{name}": value for name, value in measured.items()}
 
