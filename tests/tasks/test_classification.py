@@ -130,6 +130,19 @@ def test_fine_tuning_on_a_folder_with_a_broken_image(digits_run, folder, tmp_pat
     assert "more than max_broken = 0" in capsys.readouterr().err
 
 
+def test_the_imagenet_recipe_takes_steps(folder, tmp_path):
+    """RandAugment, erasing, mixing, repeats, bfloat16 and EMA together, on small images."""
+    changes = (
+        *(f"data.root={folder}", "data.image_size=64", "batch_size=4", "workers=1"),
+        *("model=ppma_nano", "epochs=null", "steps=2", "log_steps=1"),
+    )
+    summary = train("configs/imagenet_ppma_tiny.yaml", tmp_path / "run", assignments=changes, tensorboard=False)
+    assert summary["val_count"] == 6
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    assert all(np.isfinite(row["train_loss"]) for row in rows)
+    assert rows[0]["lr"] == pytest.approx(1e-6)
+
+
 def test_splits_with_other_classes_are_an_error(folder, tmp_path):
     (folder / "val" / "three").mkdir()
     (folder / "val" / "one" / "8.png").rename(folder / "val" / "three" / "8.png")
