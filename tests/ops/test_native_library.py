@@ -1,0 +1,128 @@
+"""The native library itself: how it is found, its exponentials, its threads, and that it builds anywhere."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ppma
+from ppma.ops import backends
+from ppma.ops.backends import native
+from ppma.ops.backends.native import library
+
+ROOT = Path(__file__).parents[2]
+built = pytest.mark.skipif(library.why_not() is not None, reason=f"{library.why_not()}")
+
+
+@built
+def test_auto_takes_the_fastest_instruction_set_of_this_cpu():
+    assert library.isa() == library.available()[0]
+    assert library.available()[-1] == "portable"
+    assert backends.resolve("auto", "criss_cross", torch.device("cpu"), torch.float32) is native
+
+
+def test_says_why_it_cannot_serve_a_tensor():
+    assert "CPU" in str(native.why_not(torch.device("cuda"), torch.float32))
+    assert "float32" in str(native.why_not(torch.device("cpu"), torch.float64))
+
+
+def test_says_that_it_was_not_built(monkeypatch, tmp_path):
+    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    x, decay = torch.randn(2, 2, 3), torch.zeros(2, 2)
+    with pytest.raises(backends.BackendUnavailableError, match="was not built"):
+        ppma.criss_cross_attention(x, x, x, decay, decay, backend="native")
+    ppma.criss_cross_attention(x, x, x, decay, decay)  # "auto" does without
+
+
+def test_says_that_it_does_not_load(monkeypatch, tmp_path):
+    (tmp_path / "libppma_portable.so").write_text("not a library")
+    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    assert "does not load" in str(library.why_not())
+
+
+@built
+def test_refuses_an_unknown_instruction_set(monkeypatch):
+    monkeypatch.setenv("PPMA_NATIVE_ISA", "avx3")
+    assert "expected one of" in str(library.why_not())
+
+
+@built
+def test_says_that_the_library_is_older_than_the_package():
+    with pytest.raises(backends.BackendUnavailableError, match="install ppma again"):
+        library.Kernel("ppma_of_tomorrow")()
+
+
+@built
+@pytest.mark.parametrize("isa", library.available())
+@pytest.mark.parametrize(
+    ("name", "exact", "lowest", "highest", "bound"),
+    [("ppma_exp", torch.exp, -87.33654, 88.72283, 1.5e-7), ("ppma_exp2", torch.exp2, -126.0, 127.0, 1.2e-7)],
+)
+def test_exponentials_keep_their_error_bound(monkeypatch, isa, name, exact, lowest, highest, bound):
+    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    kernel = library.Kernel(name, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+    def run(x):
+        y = torch.empty_like(x)
+        kernel(x.data_ptr(), y.data_ptr(), x.numel())
+        return y
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2_000_003, generator=generator, dtype=torch.float64) * (highest - lowest) + lowest
+    small = torch.logspace(-30, 0, 10_007)
+    x = torch.cat([x.float().clamp(lowest, highest), small, -small])
+    wide = exact(x.double())
+    assert ((run(x).double() - wide) / wide).abs().max() <= bound
+
+    special = run(torch.tensor([0.0, -0.0, -torch.inf, -1e30, 2 * lowest, torch.nan]))
+    assert special[:5].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert special[5].isnan()
+    if name == "ppma_exp":
+        assert run(torch.tensor([torch.inf, 1e30, 89.0])).tolist() == [torch.inf] * 3
+
+
+def team_size(threads):
+    size = ctypes.c_int32()
+    library.Kernel("ppma_team_size", ctypes.c_int, ctypes.POINTER(ctypes.c_int32))(threads, size)
+    return size.value
+
+
+@built
+def test_follows_the_number_of_threads_of_torch():
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert library.threads() == threads
+            assert team_size(library.threads()) == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@built
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_there_is_one_openmp_runtime_in_the_process():
+    team_size(2)
+    runtimes = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    assert len({path for path in runtimes if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}) == 1
+
+
+@built
+def test_denormal_numbers_live_on_outside_the_kernels():
+    x, decay = torch.randn(4, 4, 8), torch.zeros(4, 4)
+    ppma.criss_cross_attention(x, x, x, decay, decay, backend="native")
+    assert (torch.full((64,), 1e-40) * 1.0 > 0).all()
+
+
+def test_installs_without_a_compiler(tmp_path):
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path]
+    result = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "were not built" in result.stdout + result.stderr
+    assert not list(tmp_path.rglob("*.so"))
