@@ -94,9 +94,8 @@ def test_onnx_agrees_at_several_sizes(config, tmp_path):
     assert [opset.version for opset in graph.opset_import if opset.domain == ""] == [OPSET]
     axes = [d.dim_param or d.dim_value for d in graph.graph.input[0].type.tensor_type.shape.dim]
     assert axes == ["batch", 3, "height", "width"]
-    expected = model(torch.randn(1, 3, *SIZES[0]))
-    for difference in onnx_differences(model, path, [*SIZES, (224, 224)]):
-        assert difference < tolerance(expected)
+    # float32 in another order of summation, through tens of layers
+    assert max(onnx_differences(model, path, [*SIZES, (224, 224)])) < 1e-5
 
 
 @torch.no_grad()
