@@ -1,5 +1,8 @@
 """The registered names keep timm's conventions."""
 
+import copy
+import pickle
+
 import pytest
 import timm
 import torch
@@ -260,6 +263,15 @@ def test_half_precision_models_run():
     half = model.bfloat16()(image.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half - expected).abs().max() < 40 * torch.finfo(torch.bfloat16).eps
+
+
+@torch.no_grad()
+def test_models_can_be_copied_and_pickled():
+    model, image = nano().eval(), torch.randn(1, 3, 32, 32)
+    expected = model(image)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.config == model.config
+        assert torch.equal(again(image), expected)
 
 
 @torch.no_grad()
