@@ -6,7 +6,9 @@ from ppma.ops.backends.native import library
 from ppma.ops.backends.native.attention import attention, attention_backward
 from ppma.ops.backends.native.criss_cross import criss_cross, criss_cross_backward
 from ppma.ops.backends.native.depthwise import depthwise_add, depthwise_add_backward
+from ppma.ops.backends.native.linear import linear, linear_backward
 from ppma.ops.backends.native.rotary import rotate
+from ppma.ops.backends.native.scan import scan, scan_backward
 
 __all__ = [
     "attention",
@@ -15,7 +17,11 @@ __all__ = [
     "criss_cross_backward",
     "depthwise_add",
     "depthwise_add_backward",
+    "linear",
+    "linear_backward",
     "rotate",
+    "scan",
+    "scan_backward",
     "why_not",
 ]
 

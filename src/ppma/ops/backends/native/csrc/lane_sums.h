@@ -1,0 +1,39 @@
+// Sums of the lanes of many vectors at once.
+#pragma once
+
+#include "simd.h"
+
+namespace ppma {
+
+// Adds neighbouring groups of `group` lanes: groups of a and of b take turns in the result.
+template <int group>
+inline Vec add_neighbours(Vec a, Vec b) {
+  IntVec even, odd;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    bool from_a = lane / group % 2 == 0;
+    even[lane] = from_a ? lane : kLanes + lane - group;
+    odd[lane] = from_a ? lane + group : kLanes + lane;
+  }
+#if defined(__clang__)
+  Vec sums;
+  for (int lane = 0; lane < kLanes; ++lane)
+    sums[lane] = lane / group % 2 == 0 ? a[lane] + a[lane + group] : b[lane - group] + b[lane];
+  return sums;
+#else
+  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+#endif
+}
+
+// Lane l of the result is the sum of the lanes of vector l at `lanes`; the first `count` of them are added up.
+template <int count = kLanes>
+inline Vec sum_each(const float* lanes) {
+  if constexpr (count == 1) {
+    return load(lanes);
+  } else {
+    // Halving from the top: vectors that differ in the highest bit of their index meet last, in the widest groups.
+    constexpr int half = count / 2;
+    return add_neighbours<half>(sum_each<half>(lanes), sum_each<half>(lanes + half * kLanes));
+  }
+}
+
+}  // namespace ppma

@@ -1,0 +1,77 @@
+// Linear and decomposed attention with the mask (Theorem 3): q . (L (K outer V)), contracted where it is scanned.
+//
+// The scan of K outer V runs over a few features of k and one vector of v at a time; what exists of it is a row of column
+// states for each of them.
+#include "halves.h"
+#include "linear_problem.h"
+
+using namespace ppma;
+
+namespace {
+
+// Column states of a group of features that stay in the second-level cache.
+constexpr int64_t kStateBytes = 512 << 10;
+constexpr int64_t kMostFeatures = 16;
+
+template <int mode>
+struct LinearJob {
+  using Scan = PlaneScan<mode>;
+  const LinearProblem& problem;
+  const View& out;
+  int64_t vectors = (problem.dv + kLanes - 1) / kLanes;
+  int64_t group = std::clamp<int64_t>(
+      kStateBytes / int64_t(RowStack::floats(Scan::kStates, problem.width) * sizeof(float)), 1,
+      std::min(kMostFeatures, problem.d));
+  int64_t units = problem.batch * problem.heads * vectors;
+  int64_t tiles = (problem.d + group - 1) / group;
+  int64_t half_floats = RowStack::floats(group * Scan::kStates, problem.width);
+  int64_t shared_floats = 2 * half_floats;
+  int64_t own_floats = floats_of<typename Scan::Space>(problem.width);
+
+  void inwards(int64_t unit, int64_t tile, bool lower, float* shared, float* own) const {
+    RowStack states(shared + lower * half_floats, problem.width);
+    states.clear(group * Scan::kStates);
+    walk<true>(unit, tile, lower, states, own);
+  }
+
+  void outwards(int64_t unit, int64_t tile, bool lower, float* shared, float* own) const {
+    walk<false>(unit, tile, lower, {shared + !lower * half_floats, problem.width}, own);
+  }
+
+  // Never inlined: two copies might be compiled to different roundings.
+  template <bool inwards>
+  [[gnu::noinline]] void walk(int64_t unit, int64_t tile, bool lower, RowStack states, float* own) const {
+    LinearPlane plane(problem, unit / vectors);
+    int64_t vector = unit % vectors, first = tile * group, last = std::min(first + group, problem.d);
+    ChannelPlane values = plane.vector(problem.v, vector, problem.dv), results = plane.vector(out, vector, problem.dv);
+    Half half{lower, plane.edges()};
+    Arena arena(own);
+    typename Scan::Space space(arena, problem.width);
+    for (int64_t done = 0; done < half.rows(); ++done) {
+      int64_t r = inwards ? done : half.rows() - 1 - done;
+      int64_t i = half.row(r);
+      bool add = !inwards || tile > 0;
+      Row v = values.read(i, space.in), y = results.writable(i, space.out, add);
+      for (int64_t feature = first; feature < last; ++feature, add = true) {
+        ScalarPlane k = plane.channel(problem.k, feature), q = plane.channel(problem.q, feature);
+        OuterRow x{k.row(i), k.pixel_stride, v};
+        const float* queries = q.row(i);
+        Scan::template step<inwards>(x, half.edges.along(i), inwards ? half.outer(r) : half.inner(r),
+                                     states.from((feature - first) * Scan::kStates), space,
+                                     [&](int64_t j, Vec value) PPMA_INLINE {
+                                       Vec product = queries[j * q.pixel_stride] * value;
+                                       y.put(j, add ? product + y(j) : product);
+                                     });
+      }
+      results.write_back(i, space.out);
+    }
+  }
+};
+
+}  // namespace
+
+PPMA_EXPORT int ppma_linear(const LinearProblem* problem, const View* out) {
+  return with_mode(problem->mode, [&](auto mode) {
+    return run_halves(LinearJob<mode>{*problem, *out}, static_cast<int>(problem->threads));
+  });
+}

@@ -1,0 +1,92 @@
+// Bidirectional decay scans.
+#include "halves.h"
+#include "scan_geometry.h"
+#include "view.h"
+
+using namespace ppma;
+
+namespace {
+
+// Channels that are walked through together, a row at a time, so that whole cache lines are used while they are there.
+constexpr int64_t kGroupBytes = 256;
+// Column states of a group that stay in the second-level cache.
+constexpr int64_t kStateBytes = 256 << 10;
+// A plane of one tensor that does not.
+constexpr int64_t kFarBytes = 256 << 10;
+
+template <int mode>
+struct ScanJob {
+  using Scan = PlaneScan<mode>;
+  Geometry geometry;
+  const PlaneTensor& out;
+  int64_t group;  // vectors of channels
+  int64_t units, tiles = 1;
+  int64_t shared_floats, own_floats;
+
+  ScanJob(const ScanProblem& problem, const PlaneTensor& out) : geometry(problem), out(out) {
+    constexpr int64_t kVector = kLanes * sizeof(float);
+    int64_t fitting = kStateBytes / (Scan::kStates * geometry.chunk * kVector);
+    group = std::clamp<int64_t>(fitting, 1, kGroupBytes / kVector);
+    while (group > 1 && geometry.planes() * groups() < problem.threads) group /= 2;
+    units = geometry.planes() * groups();
+    shared_floats = 2 * half_floats();
+    own_floats = floats_of<typename Scan::Space>(geometry.chunk);
+  }
+
+  int64_t groups() const { return (geometry.vectors() + group - 1) / group; }
+  int64_t half_floats() const { return RowStack::floats(group * Scan::kStates, geometry.chunk); }
+
+  void inwards(int64_t unit, int64_t, bool lower, float* shared, float* own) const {
+    RowStack states(shared + lower * half_floats(), geometry.columns(unit / groups()));
+    states.clear(group * Scan::kStates);
+    walk<true>(unit, lower, states, own);
+  }
+
+  void outwards(int64_t unit, int64_t, bool lower, float* shared, float* own) const {
+    walk<false>(unit, lower, {shared + !lower * half_floats(), geometry.columns(unit / groups())}, own);
+  }
+
+  template <bool inwards>
+  void walk(int64_t unit, bool lower, RowStack states, float* own) const {
+    int64_t bytes = geometry.height() * geometry.width() * geometry.channels() * sizeof(float);
+    bytes > kFarBytes ? rows<inwards, true>(unit, lower, states, own) : rows<inwards, false>(unit, lower, states, own);
+  }
+
+  // Never inlined: two copies might be compiled to different roundings.
+  template <bool inwards, bool far>
+  [[gnu::noinline]] void rows(int64_t unit, bool lower, RowStack states, float* own) const {
+    int64_t plane = unit / groups(), first = unit % groups() * group;
+    int64_t last = std::min(first + group, geometry.vectors());
+    Half half{lower, geometry.edges(plane)};
+    Arena arena(own);
+    typename Scan::Space space(arena, states.width);
+    bool adds = geometry.problem.add || !inwards;
+    for (int64_t done = 0; done < half.rows(); ++done) {
+      int64_t r = inwards ? done : half.rows() - 1 - done;
+      int64_t i = half.row(r);
+      int64_t next = half.row(inwards ? std::min(r + 1, half.rows() - 1) : std::max<int64_t>(r - 1, 0));
+      for (int64_t vector = first; vector < last; ++vector) {
+        ChannelPlane from = geometry.channels(geometry.problem.x, plane, vector), to = geometry.channels(out, plane, vector);
+        Row y = to.writable(i, space.out, adds);
+        Scan::template step<inwards>(from.read(i, space.in), half.edges.along(i), inwards ? half.outer(r) : half.inner(r),
+                                     states.from((vector - first) * Scan::kStates), space,
+                                     [&](int64_t j, Vec value) PPMA_INLINE {
+                                       if constexpr (far) {
+                                         from.prefetch<false>(next, j);
+                                         to.prefetch<true>(next, j);
+                                       }
+                                       y.put(j, adds ? y(j) + value : value);
+                                     });
+        to.write_back(i, space.out);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+PPMA_EXPORT int ppma_scan(const ScanProblem* problem, const PlaneTensor* out) {
+  return with_mode(problem->mode, [&](auto mode) {
+    return run_halves(ScanJob<mode>(*problem, *out), static_cast<int>(problem->threads));
+  });
+}

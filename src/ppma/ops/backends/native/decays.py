@@ -1,0 +1,37 @@
+"""Log-decays as the scan kernels want them, decays of the edges of the grid: csrc/decays.cpp."""
+
+from ctypes import POINTER, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ppma.ops.backends.native import library
+from ppma.ops.backends.native.library import Kernel
+
+# Not torch.exp, whose threads would wait forever in a forked process.
+_decays = Kernel("ppma_decays", c_int, POINTER(c_int64), c_void_p, POINTER(c_int64), c_int, c_void_p, c_int)
+
+
+def edge_decays(log_decay: Tensor, axis: int) -> Tensor:
+    """Decays of the edges along grid axis `axis`, contiguous, float32, 0 on the edges outside the grid.
+
+    Args:
+        log_decay: (B, heads, *grid); what stands at index 0 of the axis may be anything.
+        axis: counted among the grid axes.
+
+    Returns:
+        (B, heads, *grid).
+    """
+    log_decay = log_decay.float()
+    longs = c_int64 * log_decay.ndim
+    decay = torch.empty(log_decay.shape)
+    _decays(
+        log_decay.ndim,
+        longs(*log_decay.shape),
+        log_decay.data_ptr(),
+        longs(*log_decay.stride()),
+        axis + 2,
+        decay.data_ptr(),
+        library.threads(),
+    )
+    return decay

@@ -1,0 +1,159 @@
+"""Decay scans on a grid of any number of axes: csrc/scan.cpp and csrc/scan_backward.cpp.
+
+The kernels scan planes: all columns of a plane, or columns and rows in one go. The last two axes of the grid are one
+plane; each axis before them is scanned by columns in the plane that it forms with the last.
+"""
+
+import ctypes
+from ctypes import POINTER
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppma.ops.backends.native import library
+from ppma.ops.backends.native.decays import edge_decays
+from ppma.ops.backends.native.library import Kernel
+
+# `enum Mode` of csrc/plane_scan.h.
+COLUMNS, V2H, H2V, BOTH = range(4)
+
+
+class PlaneTensor(ctypes.Structure):
+    """`struct PlaneTensor`: the data and its strides."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("strides", POINTER(ctypes.c_int64)))
+
+
+class ScanProblem(ctypes.Structure):
+    """`struct ScanProblem`."""
+
+    _fields_ = (
+        ("mode", ctypes.c_int64),
+        ("batch_axes", ctypes.c_int64),
+        ("sizes", POINTER(ctypes.c_int64)),
+        *((name, PlaneTensor) for name in ("x", "alpha", "beta")),
+        ("add", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+    )
+
+
+class ScanGradients(ctypes.Structure):
+    """`struct ScanGradients`."""
+
+    _fields_ = tuple((name, PlaneTensor) for name in ("out", "x", "alpha", "beta"))
+
+
+_forward = Kernel("ppma_scan", POINTER(ScanProblem), POINTER(PlaneTensor))
+_backward = Kernel("ppma_scan_backward", POINTER(ScanProblem), POINTER(ScanGradients))
+
+
+def _longs(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One call of a kernel: the grid axis of the columns and that of the rows of the planes."""
+
+    mode: int
+    rows: int  # the axis that the rows are counted along, scanned by columns
+    columns: int | None  # None: planes of a single column
+
+    @property
+    def axes(self) -> list[int]:
+        """The scanned axes: beta's, then alpha's."""
+        return [self.rows] if self.mode == COLUMNS or self.columns is None else [self.rows, self.columns]
+
+    def _order(self, grid_axes: int) -> list[int]:
+        plane = [self.rows] if self.columns is None else [self.rows, self.columns]
+        return [0, 1, *(axis + 2 for axis in range(grid_axes) if axis not in plane), *(axis + 2 for axis in plane)]
+
+    def tensor(self, values: Tensor) -> PlaneTensor:
+        """(B, heads, *grid, C) with the axes (batch..., H, W, C)."""
+        strides = [values.stride(axis) for axis in self._order(values.ndim - 3)]
+        if self.columns is None:
+            strides.append(0)
+        return PlaneTensor(values.data_ptr(), _longs([*strides, values.stride(-1)]))
+
+    def edges(self, decay: Tensor) -> PlaneTensor:
+        """Contiguous (B, heads, *grid) with the axes (batch..., H)."""
+        order = self._order(decay.ndim - 2)
+        strides = [decay.stride(axis) for axis in (order if self.columns is None else order[:-1])]
+        return PlaneTensor(decay.data_ptr(), _longs(strides))
+
+    def problem(self, x: Tensor, decays: list[Tensor], add: bool) -> ScanProblem:
+        """All the kernel needs but the results."""
+        order = self._order(x.ndim - 3)
+        sizes = [x.shape[axis] for axis in order]
+        if self.columns is None:
+            sizes.append(1)
+        beta, alpha = self.edges(decays[self.rows]), self.edges(decays[self.axes[-1]])
+        return ScanProblem(
+            self.mode,
+            len(sizes) - 2,
+            _longs([*sizes, x.shape[-1]]),
+            self.tensor(x),
+            alpha,
+            beta,
+            add,
+            library.threads(),
+        )
+
+
+def _stages(paths: str, axes: int) -> list[list[Stage]]:
+    """The stages of each path."""
+    last = axes - 1
+    if axes == 2:
+        return [[Stage({"forward": V2H, "reverse": H2V, "both": BOTH}[paths], 0, 1)]]
+    if axes == 1:
+        forward = reverse = [Stage(COLUMNS, 0, None)]
+    else:
+        before = [Stage(COLUMNS, axis, last) for axis in range(axes - 2)]
+        forward = [*before, Stage(V2H, last - 1, last)]
+        reverse = [Stage(H2V, last - 1, last), *before[::-1]]
+    return {"forward": [forward], "reverse": [reverse], "both": [forward, reverse]}[paths]
+
+
+def _scan(stage: Stage, x: Tensor, decays: list[Tensor], out: Tensor | None = None, add: bool = False) -> Tensor:
+    out = torch.empty(x.shape) if out is None else out
+    _forward(stage.problem(x, decays, add), stage.tensor(out))
+    return out
+
+
+def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
+    """The scans of x (B, heads, *grid, C) with log_decays (B, heads, *grid) each -> like x."""
+    decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
+    out = torch.empty(x.shape)
+    for number, stages in enumerate(_stages(paths, len(decays))):
+        values = x
+        for stage in stages[:-1]:
+            values = _scan(stage, values, decays)
+        _scan(stages[-1], values, decays, out, add=number > 0)
+    return out
+
+
+def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str) -> list[Tensor]:
+    """Gradients of x and of each log-decay, recomputing the scans between the stages."""
+    decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
+    grad_x = torch.empty(x.shape)
+    grad_decays = [torch.zeros(decay.shape) for decay in decays]
+    for number, stages in enumerate(_stages(paths, len(decays))):
+        inputs = [x]
+        for stage in stages[:-1]:
+            inputs.append(_scan(stage, inputs[-1], decays))
+        grad_out = grad
+        for stage in reversed(stages):
+            first = stage is stages[0]
+            values = inputs.pop()  # named, because the problem holds only its address
+            grad_in = grad_x if first else torch.empty(x.shape)
+            problem = stage.problem(values, decays, add=first and number > 0)
+            gradients = ScanGradients(
+                stage.tensor(grad_out),
+                stage.tensor(grad_in),
+                stage.edges(grad_decays[stage.axes[-1]]),
+                stage.edges(grad_decays[stage.rows]),
+            )
+            _backward(problem, gradients)
+            grad_out = grad_in
+    return [grad_x, *(g.to(d.dtype) for g, d in zip(grad_decays, log_decays, strict=True))]
