@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test test-slow lint format clean
+.PHONY: install demo test test-slow sanitize lint format clean
 
 install: $(INSTALLED)
 
@@ -22,6 +22,15 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# The native kernels' tests with a library that checks every access and every undefined operation. Leaks are not looked
+# for: Python itself has many at exit.
+SANITIZED := build/sanitize/lib/ppma/ops/backends/native
+sanitize: $(INSTALLED)
+	PPMA_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+		$(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize/lib --build-temp build/sanitize
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PPMA_NATIVE_DIR="$(CURDIR)/$(SANITIZED)" $(BIN)/python -m pytest tests/ops/test_native_*.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (default: the suite's own)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
 
 
@@ -28,13 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print tables, write JSON."""
     if args.suite == "against" and args.other is None:
         raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
-    if args.device == "cuda":
-        from ppma.bench import gpu
-
-        reports = gpu.run(args.device)
-    else:
-        _settle_malloc()
-        reports = _reports(args)
+    _settle_malloc()
+    reports = _reports(args)
     where = environment()
     for report in reports:
         print(report.markdown(), end="\n\n")

@@ -22,7 +22,7 @@ def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int 
     launch(
         kernel,
         (batch * heads * triton.cdiv(height, rows) * triton.cdiv(width, cols),),
-        attention_configs(kind, mode, like.dtype, (rows, cols), width, padded(max(d, dv))),
+        attention_configs(kind, like.dtype, width, padded(max(d, dv))),
         heads=heads,
         H=height,
         W=width,
@@ -120,13 +120,9 @@ def masked_backward(
 ) -> None:
     """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
 
-    Args:
-        grad: gradient of the output, (B, heads, H, W, dv).
-        q, k, v, alpha, beta, lse, mode, paths, scale, band: as in `masked_forward`.
-        delta: for each softmax the row sums of the output times its gradient, like lse.
-        grads: receive the gradients of q, k and v.
-        alpha_slots: receive what the potentials along the rows receive.
-        beta_slots: the same for the columns.
+    What is not named here is as there. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` for each
+    softmax the row sums of the output times its gradient, like `lse`; `grads` receive the gradients of q, k and v,
+    the slots what the potentials along the rows and the columns receive.
     """
     across = triton.cdiv(q.shape[3], attention_tile(q.shape[2], q.shape[3], band)[1])
     v2h, h2v = paths != "h2v", paths != "v2h"
@@ -218,9 +214,7 @@ def attention_backward(
     alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
     slots = potential_slots(height, width, paths, None)
     alpha_slots, beta_slots = Slots(slots, log_alpha), Slots(slots, log_beta)
-    masked_backward(
-        grad, q, k, v, alpha, beta, lse, delta, grads, alpha_slots, beta_slots, combine, paths, scale
-    )
+    masked_backward(grad, q, k, v, alpha, beta, lse, delta, grads, alpha_slots, beta_slots, combine, paths, scale)
     return (
         *grads,
         gradient(alpha_slots.buffer, 3, log_alpha.dtype),

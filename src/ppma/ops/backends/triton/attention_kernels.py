@@ -80,9 +80,7 @@ def near_mask(
 
 
 @triton.jit
-def far_mask(
-    own_high, own_low, alpha, beta, batch, head, k, col, inside, other_col, other_inside, LOG: tl.constexpr
-):
+def far_mask(own_high, own_low, alpha, beta, batch, head, k, col, inside, other_col, other_inside, LOG: tl.constexpr):
     """The far mask between the fixed tile and a tile of row k, or its log2. `own` are the fixed column potentials."""
     high, low = load_potential(beta, batch, head, k, col, inside)
     along_column = log2_decay(own_high, own_low, high, low)
@@ -130,9 +128,7 @@ def attention_forward(
                     along_row, column_high, column_low, beta, batch, head, i, key_col, key_inside, ROWS, LOG
                 )
             if H2V:
-                far = far_mask(
-                    own_high, own_low, alpha, beta, batch, head, i, col, inside, key_col, key_inside, LOG
-                )
+                far = far_mask(own_high, own_low, alpha, beta, batch, head, i, col, inside, key_col, key_inside, LOG)
             if MODE == "logit":
                 weights, correction, peak, total = online_softmax(scores + (near if V2H else far), peak, total)
                 acc = product(weights.to(value.dtype), value, acc * correction[:, None], UPCAST)
@@ -163,7 +159,17 @@ def attention_forward(
 
 @triton.jit
 def attention_delta(
-    grad, out, first, delta, heads, H, W, ROWS: tl.constexpr, COLS: tl.constexpr, DV: tl.constexpr, DV_TILE: tl.constexpr
+    grad,
+    out,
+    first,
+    delta,
+    heads,
+    H,
+    W,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DV: tl.constexpr,
+    DV_TILE: tl.constexpr,
 ):
     """For each softmax the row sums of its output times the gradient. `first` is None where there is one softmax."""
     batch, head, _, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)

@@ -1,20 +1,26 @@
-"""Tile shapes and launch configurations: a small table, found by compiling for every target (no spilled registers)."""
+"""Tile shapes and launch configurations: a small table, found by compiling for every target (no spilled registers).
+
+The first configuration is the default; the others are what `PPMA_TRITON_AUTOTUNE=1` measures it against.
+"""
 
 import torch
 import triton
 
 from ppma.ops.backends.triton.launch import Config
 
+# Tokens of a tile that a program keeps fixed: four warps of sixteen rows of a matrix instruction.
+TILE_TOKENS = 64
+
 
 def line_tokens(n: int) -> int:
     """Tokens of a line that a program keeps fixed."""
-    return min(64, max(16, triton.next_power_of_2(n)))
+    return min(TILE_TOKENS, max(16, triton.next_power_of_2(n)))
 
 
-def line_configs(kind: str, dtype: torch.dtype, n: int, width: int) -> list[Config]:
+def line_configs(kind: str, dtype: torch.dtype, n: int, channels: int) -> list[Config]:
+    """How to launch an attention kernel on lines of n tokens; see `attention_configs`."""
     tokens = line_tokens(n)
-    warps = tokens // 16
-    return [Config(warps, 1, {"OTHERS": 16})]
+    return _configs(kind, dtype, tokens, tokens, channels)
 
 
 def attention_tile(height: int, width: int, band: int | None = None) -> tuple[int, int]:
@@ -27,7 +33,7 @@ def attention_tile(height: int, width: int, band: int | None = None) -> tuple[in
         width: grid columns.
         band: grid rows that see each other, which a tile must not cross; None for all.
     """
-    shapes = [(64 // cols, cols) for cols in (64, 32, 16, 8)]
+    shapes = [(TILE_TOKENS // cols, cols) for cols in (64, 32, 16, 8)]
     fitting = [(rows, cols) for rows, cols in shapes if band is None or band % rows == 0]
     return min(fitting, key=lambda shape: _padded_area(height, width, *shape) * (1.0 if shape[0] == 1 else 1.2))
 
@@ -36,10 +42,27 @@ def _padded_area(height: int, width: int, rows: int, cols: int) -> int:
     return triton.cdiv(height, rows) * rows * triton.cdiv(width, cols) * cols
 
 
-def attention_configs(
-    kind: str, mode: str, dtype: torch.dtype, tile: tuple[int, int], width: int, channels: int
-) -> list[Config]:
-    return [Config(4, 1, {"OTHERS": 16})]
+def attention_configs(kind: str, dtype: torch.dtype, width: int, channels: int) -> list[Config]:
+    """How to launch an attention kernel on a grid.
+
+    Args:
+        kind: "forward", or "queries", "keys", "transposed" of the backward.
+        dtype: of the values.
+        width: grid columns.
+        channels: of a head, padded.
+    """
+    return _configs(kind, dtype, TILE_TOKENS, width, channels)
+
+
+def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels: int) -> list[Config]:
+    single = dtype == torch.float32
+    # Products of float32 run outside the matrix units and take twice the registers: twice the threads.
+    warps = tokens // 16 * (2 if single else 1)
+    wide = kind == "forward" and not single and channels <= 32 and longest > 16
+    pipelined = kind == "forward" and not single
+    default = Config(warps, 2 if pipelined else 1, {"OTHERS": 32 if wide else 16})
+    others = [Config(warps, stages, {"OTHERS": size}) for size in (16, 32) for stages in (1, 2)]
+    return [default, *(config for config in others if config != default)]
 
 
 def state_configs(dtype: torch.dtype, channels: int) -> list[Config]:

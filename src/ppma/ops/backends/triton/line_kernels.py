@@ -38,7 +38,7 @@ def line_forward(
     MODE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
+    """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
     `second_v`, `add` and `lse` may be None. `score_scale` includes log2(e).
     """

@@ -200,9 +200,7 @@ def linear_backward(
     alpha_slots, beta_slots = Slots(within + between, log_alpha), Slots(within + between, log_beta)
     dtype = torch.float32 if banded else None
     grads = tuple(heads_last_empty(tensor, tensor.shape[-1], dtype) for tensor in (q, k, v))
-    masked_backward(
-        grad, q, k, v, alpha, beta, None, None, grads, alpha_slots, beta_slots, "linear", paths, 1.0, band
-    )
+    masked_backward(grad, q, k, v, alpha, beta, None, None, grads, alpha_slots, beta_slots, "linear", paths, 1.0, band)
     if banded:
         for slots in (alpha_slots, beta_slots):
             slots.buffer[within:].zero_()

@@ -18,7 +18,7 @@ WIDEST_BLOCK = 32
 
 
 def _lines(tensor: Tensor, axis: int) -> Tensor:
-    """(B, heads, *grid, C) -> (B, heads, before, n, after, C), lines along grid axis `axis`; a view if strides allow."""
+    """(B, heads, *grid, C) -> (B, heads, before, n, after, C), lines along `axis`; a view if strides allow."""
     batch, heads, *grid, channels = tensor.shape
     before, after = torch.Size(grid[:axis]).numel(), torch.Size(grid[axis + 1 :]).numel()
     return tensor.reshape(batch, heads, before, grid[axis], after, channels)
@@ -101,7 +101,7 @@ def _scan_axis_backward(
 
 
 def scan(x: Tensor, log_decays: Sequence[Tensor], paths: str) -> Tensor:
-    """x (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
+    """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     orders = axis_orders(paths, len(log_decays))
     total: Tensor | None = None
     for order in orders:

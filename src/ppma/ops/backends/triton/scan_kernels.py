@@ -60,7 +60,7 @@ def then(decay, state, next_decay, next_state):
 
 @triton.jit
 def from_left(before, decay, carry):
-    """u of a chunk; `before` has the token before each (none for the first), `carry` what enters the chunk."""
+    """U of a chunk; `before` has the token before each (none for the first), `carry` what enters the chunk."""
     decay = tl.broadcast_to(decay[:, None], before.shape)
     reach, state = tl.associative_scan((decay, decay * before), 0, then)
     return state + reach * carry[None, :]
@@ -68,7 +68,7 @@ def from_left(before, decay, carry):
 
 @triton.jit
 def from_right(here, next_decay, carry):
-    """r of a chunk; `carry` is r of the token behind it."""
+    """R of a chunk; `carry` is r of the token behind it."""
     next_decay = tl.broadcast_to(next_decay[:, None], here.shape)
     reach, state = tl.associative_scan((next_decay, here), 0, then, reverse=True)
     return state + reach * carry[None, :]
@@ -81,10 +81,8 @@ def token(tile, position, wanted):
 
 
 @triton.jit
-def right_carries(
-    x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """r at the first token of every chunk but the first: carries is (lines of all heads, chunks, channels)."""
+def right_carries(x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr):
+    """R at the first token of every chunk but the first: carries is (lines of all heads, chunks, channels)."""
     index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
     chunks = tl.cdiv(n, CHUNK)
     carry = tl.zeros((CHANNELS,), tl.float32)
@@ -100,7 +98,7 @@ def right_carries(
 def both_sides(
     x, carries, state, index, line, start, position, decay, next_decay, n, channel, channels, CHUNK: tl.constexpr
 ):
-    """u and r of a chunk that starts at `start`, and the state that enters the next one."""
+    """U and r of a chunk that starts at `start`, and the state that enters the next one."""
     chunk, chunks = start // CHUNK, tl.cdiv(n, CHUNK)
     carried = tl.where(n > start + CHUNK, channels, 0)
     carry = tl.load(carries + (index * chunks + chunk + 1) * channels + channel, mask=channel < carried, other=0.0)
@@ -114,7 +112,7 @@ def both_sides(
 def scan_lines(
     x, log_decay, carries, add, out, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr
 ):
-    """out = decay matrix @ x (+ add), for one line and a block of channels."""
+    """Out = decay matrix @ x (+ add), for one line and a block of channels."""
     index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
     state = tl.zeros((CHANNELS,), tl.float32)
     for start in range(0, n, CHUNK):
@@ -157,6 +155,4 @@ def scan_lines_backward(
             x, x_carries, x_state, index, line, start, position, decay, next_decay, n, channel, channels, CHUNK
         )
         log = tl.sum(x_left * grad_right + grad_left * x_right, 1)
-        tl.store(
-            line_start(grad_log, line) + slot * slot_stride + position * grad_log.strides[3], log, mask=inside
-        )
+        tl.store(line_start(grad_log, line) + slot * slot_stride + position * grad_log.strides[3], log, mask=inside)

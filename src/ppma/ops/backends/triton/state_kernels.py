@@ -37,7 +37,7 @@ def load_state(state, index, W, column, D: tl.constexpr, DV: tl.constexpr):
 
 @triton.jit
 def state_product(vectors, state, acc, UPCAST: tl.constexpr):
-    """vectors @ state. A state sums over many tokens and may leave the range of float16, not that of bfloat16."""
+    """Vectors @ state. A state sums over many tokens and may leave the range of float16, not that of bfloat16."""
     if vectors.dtype == tl.bfloat16:
         return product(vectors, state.to(tl.bfloat16), acc, UPCAST)
     return product(vectors.to(tl.float32), state, acc, UPCAST)
@@ -58,7 +58,10 @@ def pass_states(
     acc = tl.zeros((D_TILE, DV_TILE), tl.float32)
     if before is not None:
         last_high, last_low = load_potential(beta, batch, head, last_reference, column, here)
-        acc = load_state(before, index, W, j, D_TILE, DV_TILE) * tl.exp2(log2_decay(high, low, last_high, last_low))[:, None]
+        acc = (
+            load_state(before, index, W, j, D_TILE, DV_TILE)
+            * tl.exp2(log2_decay(high, low, last_high, last_low))[:, None]
+        )
     if MIXED:
         for chunk in range(0, W, OTHERS):
             col = chunk + tl.arange(0, OTHERS)
@@ -153,7 +156,9 @@ def read_far(
     own_high, own_low = load_potential(beta, batch, head, row, j, inside)
     high, low = load_potential(beta, batch, head, reference, column, column < W)
     vectors = load_tokens(fixed, batch, head, row, j, inside, D, D_TILE)
-    read = state_product(vectors, load_state(states, index, W, j, D_TILE, DV_TILE), tl.zeros((ROWS, DV_TILE), tl.float32), UPCAST)
+    read = state_product(
+        vectors, load_state(states, index, W, j, D_TILE, DV_TILE), tl.zeros((ROWS, DV_TILE), tl.float32), UPCAST
+    )
     read *= tl.exp2(log2_decay(own_high, own_low, high, low))[:, None]
     if second is not None:
         seconds = load_tokens(second, batch, head, row, j, inside, DV, DV_TILE).to(tl.float32)

@@ -104,7 +104,7 @@ def load_potential(field, batch, head, row, col, mask):
 
 @triton.jit
 def log2_decay(high_a, low_a, high_b, low_b):
-    """log2 of the decay between tokens of one line: the high parts are close when it matters, so they cancel exactly."""
+    """log2 of the decay between tokens of one line: high parts are close when it matters, and cancel exactly."""
     return -tl.abs((high_a - high_b) + (low_a - low_b))
 
 

@@ -1,0 +1,74 @@
+"""Vanilla attention: both combines, all paths, tiles of several rows and of parts of a row."""
+
+import pytest
+import torch
+from triton_cases import HALF, PATHS, assert_kernels_accurate, attention_inputs
+
+import ppma
+from ppma.ops.backends.triton.configs import attention_tile
+from ppma.testing import outputs_and_gradients
+
+
+@pytest.mark.parametrize("paths", PATHS)
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_one_tile(combine, paths):
+    inputs = attention_inputs((4, 5), heads=2)
+    assert_kernels_accurate(ppma.polyline_attention, inputs, combine=combine, paths=paths)
+
+
+@pytest.mark.parametrize(
+    ("grid", "combine", "tile"),
+    [
+        ((9, 8), "hadamard", (8, 8)),  # two tiles below each other
+        ((3, 17), "logit", (2, 32)),  # two tiles of other columns
+        ((2, 65), "hadamard", (8, 8)),  # nine tiles across
+        ((1, 60), "logit", (1, 64)),  # one row for all tokens
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32])
+def test_several_tiles(grid, combine, tile, dtype):
+    assert attention_tile(*grid) == tile
+    assert_kernels_accurate(ppma.polyline_attention, attention_inputs(grid, dtype), combine=combine)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_half_precision(combine, dtype):
+    inputs = attention_inputs((4, 5), dtype, heads=2, d=20, dv=9)
+    assert_kernels_accurate(ppma.polyline_attention, inputs, combine=combine)
+
+
+def test_widest_head():
+    assert_kernels_accurate(ppma.polyline_attention, attention_inputs((2, 3), d=128, dv=128))
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_large_scores_with_strong_decays(combine):
+    """Scores of about 140: exponentials without their maximum, or a mask in the exponent, would leave the range."""
+    inputs = attention_inputs((3, 4), scale=50.0)
+    scores = (inputs[0].flatten(2, 3) @ inputs[1].flatten(2, 3).mT) * inputs[0].shape[-1] ** -0.5
+    assert scores.abs().max() > 100
+    assert_kernels_accurate(ppma.polyline_attention, inputs, combine=combine)
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_single_token(combine):
+    """The softmax of one score is 1: its gradient is 0 up to the rounding of the products it is the difference of."""
+    inputs = attention_inputs((1, 1))
+    out, *grads = outputs_and_gradients(
+        lambda *tensors: ppma.polyline_attention(*tensors, combine=combine, backend="triton"), inputs
+    )
+    copies = 2 if combine == "hadamard" else 1
+    torch.testing.assert_close(out, copies * inputs[2])
+    assert all(grad.abs().max() < 1e-5 for grad in (grads[0], grads[1]))
+    assert all(grad.abs().max() == 0 for grad in grads[3:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("paths", PATHS)
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+@pytest.mark.parametrize("grid", [(7, 7), (1, 9), (9, 1), (5, 12), (2, 70)], ids=str)
+def test_every_combination(grid, combine, paths, dtype):
+    inputs = attention_inputs(grid, dtype, heads=2, d=16, dv=24)
+    assert_kernels_accurate(ppma.polyline_attention, inputs, combine=combine, paths=paths)

@@ -1,0 +1,54 @@
+"""Linear attention: one band of rows, and several with states passed between them."""
+
+import sys
+
+import pytest
+import torch
+from triton_cases import HALF, PATHS, assert_kernels_accurate, attention_inputs
+
+import ppma
+import ppma.ops.backends.triton
+
+linear = sys.modules["ppma.ops.backends.triton.linear"]
+
+
+@pytest.mark.parametrize("paths", PATHS)
+def test_one_band(paths):
+    assert_kernels_accurate(ppma.linear_attention, attention_inputs((4, 5), heads=2), paths=paths)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision(dtype):
+    assert_kernels_accurate(ppma.linear_attention, attention_inputs((4, 5), dtype, d=20, dv=9))
+
+
+@pytest.mark.parametrize("paths", PATHS)
+def test_several_bands(paths, monkeypatch):
+    monkeypatch.setattr(linear, "BAND_ROWS", 2)
+    assert_kernels_accurate(ppma.linear_attention, attention_inputs((5, 3)), paths=paths)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_several_bands_in_half_precision(dtype, monkeypatch):
+    monkeypatch.setattr(linear, "BAND_ROWS", 2)
+    assert_kernels_accurate(ppma.linear_attention, attention_inputs((3, 3), dtype, d=20, dv=9))
+
+
+def test_states_of_several_tiles_across(monkeypatch):
+    monkeypatch.setattr(linear, "BAND_ROWS", 1)
+    monkeypatch.setattr(linear, "READ_COLS", 16)
+    assert_kernels_accurate(ppma.linear_attention, attention_inputs((2, 18)), paths="v2h")
+
+
+def test_decomposed_attention():
+    s1, s2, v, log_alpha, log_beta = attention_inputs((3, 4), d=5, dv=7)
+    assert_kernels_accurate(ppma.decomposed_attention, [s1.abs(), s2.abs(), v, log_alpha, log_beta])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("paths", PATHS)
+@pytest.mark.parametrize("band", [1, 4])
+def test_every_combination(band, paths, dtype, monkeypatch):
+    monkeypatch.setattr(linear, "BAND_ROWS", band)
+    assert_kernels_accurate(ppma.linear_attention, attention_inputs((6, 4), dtype, heads=2), paths=paths)

@@ -1,0 +1,72 @@
+"""The kernels as PyTorch operators: fake kernels, autograd, compile, autocast, vmap, and what is refused."""
+
+import functools
+
+import pytest
+import torch
+from triton_cases import attention_inputs
+
+import ppma
+from ppma.ops import library
+from ppma.ops.layout import ND_PATHS
+
+SOFTMAX = ("hadamard", "2d", 0.35, "triton")
+CALLS = {
+    "scan": (library.scan, lambda q, k, v, a, b: (v, [b, a], ND_PATHS["2d"], "triton")),
+    "attention": (library.attention, lambda *tensors: (*tensors, *SOFTMAX)),
+    "logit": (library.attention, lambda *tensors: (*tensors, "logit", *SOFTMAX[1:])),
+    "criss_cross": (library.criss_cross, lambda *tensors: (*tensors, *SOFTMAX)),
+    "linear": (library.linear, lambda *tensors: (*tensors, "2d", "triton")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name):
+    operator, arguments = CALLS[name]
+    inputs = [tensor.detach().requires_grad_() for tensor in attention_inputs((2, 3))]
+    torch.library.opcheck(
+        operator, arguments(*inputs), test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+    )
+
+
+def test_compiled():
+    function = functools.partial(ppma.polyline_attention, backend="triton")
+    inputs = [tensor.detach().requires_grad_() for tensor in attention_inputs((2, 3))]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    out, expected = compiled(*inputs), function(*inputs)
+    torch.testing.assert_close(out, expected)
+    grads = torch.autograd.grad(out.sum(), inputs)
+    for grad, reference in zip(grads, torch.autograd.grad(expected.sum(), inputs), strict=True):
+        torch.testing.assert_close(grad, reference)
+
+
+def test_autocast_takes_values_to_half_and_leaves_decays():
+    inputs = attention_inputs((2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ppma.polyline_attention(*inputs, backend="triton")
+    halves = [tensor.bfloat16() for tensor in inputs[:3]]
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, ppma.polyline_attention(*halves, *inputs[3:], backend="triton"))
+
+
+def test_vmap():
+    inputs = attention_inputs((2, 3), batch=2)
+    function = functools.partial(ppma.polyline_attention, backend="triton")
+    torch.testing.assert_close(torch.vmap(function)(*inputs), function(*inputs))
+
+
+def test_layout_of_results():
+    """Outputs and gradients lie in memory as (B, H, W, heads, channels)."""
+    inputs = [tensor.detach().requires_grad_() for tensor in attention_inputs((2, 3), heads=2)]
+    out = ppma.criss_cross_attention(*inputs, backend="triton")
+    grads = torch.autograd.grad(out.sum(), inputs[:3])
+    assert all(tensor.movedim(1, -2).is_contiguous() for tensor in (out, *grads))
+
+
+def test_refusals():
+    inputs = attention_inputs((2, 3), torch.float64)
+    with pytest.raises(ppma.BackendUnavailableError, match="float16, bfloat16 and float32"):
+        ppma.polyline_attention(*inputs, backend="triton")
+    for function in (ppma.polyline_attention, ppma.criss_cross_attention, ppma.linear_attention):
+        with pytest.raises(ppma.BackendUnavailableError, match="up to 128 channels, not 130"):
+            function(*attention_inputs((2, 3), d=130), backend="triton")
