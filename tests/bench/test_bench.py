@@ -56,8 +56,9 @@ def allocate(megabytes):
 def test_peak_memory_is_what_the_call_allocates(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     for warm in (False, True):
-        measured = memory.peak("test_bench:allocate", 64, warm=warm)
-        assert 64e6 < measured < 72e6
+        measured = memory.peak("test_bench:allocate", 256, warm=warm)
+        needed = 2 * (256 << 19)  # the temporary and the result
+        assert 0.99 * needed < measured < 1.15 * needed  # a first call also touches code and thread stacks
 
 
 def test_exponent_of_a_power_law():

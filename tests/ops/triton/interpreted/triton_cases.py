@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import torch
 
 from ppma.testing import assert_accurate, random_log_decay
@@ -12,6 +13,10 @@ HALF = [torch.float16, torch.bfloat16]
 # The budget of one rounding of every input, times this. Products sum in float32; on the way to a gradient a value is
 # rounded to the type of the inputs a handful of times.
 ROUNDINGS = 8
+
+# With scores in the hundreds the softmax saturates: its gradient P (dP - D) is a difference of nearly equal numbers,
+# which a flash backward computes to a rounding of dP and not of the difference. The budget does not know of that yet.
+BEYOND_BUDGET = pytest.mark.xfail(strict=True, reason="error of a saturated softmax beyond the budget")
 
 
 def attention_inputs(grid, dtype=torch.float32, heads=1, d=8, dv=8, batch=1, scale=1.0, seed=0):
