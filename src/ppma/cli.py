@@ -51,6 +51,12 @@ COMMANDS: dict[str, Command] = {
         "run_demo",
     ),
     "bench": Command("measure, and compare with another implementation", "ppma.bench.command", "add_arguments", "run"),
+    "kernels": Command(
+        "the GPU kernels: predicted cost; registers, shared memory and spills (--report)",
+        "ppma.bench.kernels",
+        "add_arguments",
+        "run",
+    ),
     "example": Command("the paper's 4 x 4 example, worked out", "ppma.explore.command", "no_arguments", "example"),
     "figure": Command("draw the masks", "ppma.explore.command", "figure_arguments", "figure"),
     "info": Command(

@@ -13,8 +13,9 @@ SUITES = ("ops", "models", "scaling", "floor", "against")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("other", nargs="?", help="against: FILE.py:callable, another implementation")
+    parser.add_argument("--device", default="cpu", help="cuda: the GPU kernels beside PyTorch, without a suite")
     parser.add_argument("--model", default="ppma_tiny", help="models, floor, against (default: %(default)s)")
     parser.add_argument("--operator", help="against: compare this operator instead of a model")
     parser.add_argument("--batch", type=int, default=8)
@@ -25,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print tables, write JSON."""
+    if args.suite is None and args.device == "cpu":
+        raise ValueError(f"suite: expected one of {', '.join(SUITES)}, or --device cuda; got nothing")
+    if args.suite is not None and args.device != "cpu":
+        raise ValueError(f"suite: expected none with --device {args.device}, got {args.suite!r}")
     if args.suite == "against" and args.other is None:
         raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
     _settle_malloc()
@@ -43,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
 def _reports(args: argparse.Namespace) -> list[Report]:
     rounds = {} if args.rounds is None else {"rounds": args.rounds}
     sizes = {"batch": args.batch, "size": args.size}
+    if args.device != "cpu":
+        from ppma.bench import gpu
+
+        return gpu.run(args.device, **rounds)
     if args.suite == "ops":
         from ppma.bench import ops
 

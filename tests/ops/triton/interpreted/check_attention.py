@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_cases import BEYOND_BUDGET, HALF, PATHS, assert_kernels_accurate, attention_inputs
+from triton_cases import HALF, PATHS, assert_kernels_accurate, assert_saturated_accurate, attention_inputs
 
 import ppma
 from ppma.ops.backends.triton.configs import attention_tile
@@ -42,13 +42,11 @@ def test_widest_head():
     assert_kernels_accurate(ppma.polyline_attention, attention_inputs((2, 3), d=128, dv=128))
 
 
-@pytest.mark.parametrize("combine", [pytest.param("hadamard", marks=BEYOND_BUDGET), "logit"])
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
 def test_large_scores_with_strong_decays(combine):
     """Scores of about 140: exponentials without their maximum, or a mask in the exponent, would leave the range."""
     inputs = attention_inputs((3, 4), scale=50.0)
-    scores = (inputs[0].flatten(2, 3) @ inputs[1].flatten(2, 3).mT) * inputs[0].shape[-1] ** -0.5
-    assert scores.abs().max() > 100
-    assert_kernels_accurate(ppma.polyline_attention, inputs, combine=combine)
+    assert_saturated_accurate(ppma.polyline_attention, inputs, combine=combine)
 
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])

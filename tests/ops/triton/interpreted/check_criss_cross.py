@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from triton_cases import BEYOND_BUDGET, HALF, PATHS, assert_kernels_accurate, attention_inputs
+from triton_cases import HALF, PATHS, assert_kernels_accurate, assert_saturated_accurate, attention_inputs
 
 import ppma
 import ppma.ops.backends.triton
@@ -26,11 +26,10 @@ def test_long_lines(combine, dtype, monkeypatch):
     assert_kernels_accurate(ppma.criss_cross_attention, inputs, combine=combine)
 
 
-@BEYOND_BUDGET
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
 def test_large_scores_with_strong_decays(combine):
     inputs = attention_inputs((3, 3), scale=50.0)
-    assert_kernels_accurate(ppma.criss_cross_attention, inputs, combine=combine)
+    assert_saturated_accurate(ppma.criss_cross_attention, inputs, combine=combine)
 
 
 @pytest.mark.slow

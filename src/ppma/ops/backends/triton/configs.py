@@ -56,8 +56,9 @@ def attention_configs(kind: str, dtype: torch.dtype, width: int, channels: int) 
 
 def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels: int) -> list[Config]:
     single = dtype == torch.float32
-    # Products of float32 run outside the matrix units and take twice the registers: twice the threads.
-    warps = tokens // 16 * (2 if single else 1)
+    # Products of float32 run outside the matrix units and take twice the registers: twice the threads, or more where
+    # three products are summed.
+    warps = tokens // 16 * ((4 if kind == "keys" and channels > 32 else 2) if single else 1)
     wide = kind == "forward" and not single and channels <= 32 and longest > 16
     pipelined = kind == "forward" and not single
     default = Config(warps, 2 if pipelined else 1, {"OTHERS": 32 if wide else 16})

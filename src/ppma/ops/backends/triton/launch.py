@@ -34,9 +34,12 @@ class Config:
     constants: dict[str, int] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
-        return {
-            **self.constants, "num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True,
-        }  # fmt: skip
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        if torch.version.hip is None:  # AMD's compiler has no such option
+            # Without an explicit limit NVIDIA's assembler spills a few registers where that lets one more program run
+            # at a time; with too high a one the registers of all threads would not fit the 65,536 that there are.
+            options["maxnreg"] = min(255, 65_536 // (32 * self.warps))
+        return {**self.constants, **options}
 
 
 @dataclass(frozen=True)

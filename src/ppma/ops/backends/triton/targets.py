@@ -63,8 +63,11 @@ def _active(target: GPUTarget) -> Iterator[None]:
 
 def compile_for(launch: Launch, target: str) -> Any:
     """Compile a recorded launch for one of TARGETS, specialised as the launch itself would be."""
+    arguments = dict(launch.arguments)
+    if TARGETS[target].backend == "hip":
+        arguments.pop("maxnreg", None)
     with _active(TARGETS[target]):
-        return launch.kernel.warmup(grid=launch.grid, **launch.arguments)
+        return launch.kernel.warmup(grid=launch.grid, **arguments)
 
 
 def resources(compiled: Any) -> Resources:
@@ -72,12 +75,12 @@ def resources(compiled: Any) -> Resources:
     shared = compiled.metadata.shared
     if "cubin" in compiled.asm:
         return _cuda_resources(compiled.asm["cubin"], shared)
-    count = {name: int(_find(rf"\.{name}:\s*(\d+)", compiled.asm["amdgcn"])) for name in _AMD_COUNTERS}
-    # Matrix accumulators spill to vector registers first; both are 4 bytes wide.
-    return Resources(count["vgpr_count"], shared, 4 * (count["vgpr_spill_count"] + count["sgpr_spill_count"]))
-
-
-_AMD_COUNTERS = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+    # Scalar registers spill to lanes of vector registers; only the private segment is memory.
+    registers, memory = (
+        int(_find(rf"\.{name}:\s*(\d+)", compiled.asm["amdgcn"]))
+        for name in ("vgpr_count", "private_segment_fixed_size")
+    )
+    return Resources(registers, shared, memory)
 
 
 def _cuda_resources(cubin: bytes, shared: int) -> Resources:

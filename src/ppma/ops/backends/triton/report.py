@@ -1,0 +1,149 @@
+"""Every kernel compiled ahead of time for GPUs that need not be there: what it takes, and what it does for a token."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppma.ops.backends.triton.attention import attention, attention_backward
+from ppma.ops.backends.triton.criss_cross import criss_cross, criss_cross_backward
+from ppma.ops.backends.triton.launch import Launch, recording
+from ppma.ops.backends.triton.linear import BAND_ROWS, linear, linear_backward
+from ppma.ops.backends.triton.scan import LONGEST_CHUNK, scan, scan_backward
+from ppma.ops.backends.triton.targets import Resources, compile_for, resources
+from ppma.ops.backends.triton.work import Work, work_of
+
+
+def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v as views of a packed projection, and two log-decays, without memory."""
+    packed = torch.empty((batch, height, width, 3, heads, d), dtype=dtype, device="meta")
+    q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
+    decays = torch.empty((2, batch, heads, height, width), device="meta")
+    return [q, k, v, *decays]
+
+
+def record_scan(tensors: list[Tensor], combine: str, backward: bool) -> None:
+    """Both paths of a scan of v."""
+    _, _, x, log_alpha, log_beta = tensors
+    if backward:
+        scan_backward(x, x, [log_beta, log_alpha], "both")
+    else:
+        scan(x, [log_beta, log_alpha], "both")
+
+
+def record_attention(tensors: list[Tensor], combine: str, backward: bool) -> None:
+    """Vanilla attention, both paths."""
+    with recording():  # the backward needs the shapes of the results only
+        out, lse, first = attention(*tensors, combine, "2d", 1.0)
+    if backward:
+        attention_backward(out, *tensors, out, lse, first, combine, "2d", 1.0)
+    else:
+        attention(*tensors, combine, "2d", 1.0)
+
+
+def record_criss_cross(tensors: list[Tensor], combine: str, backward: bool) -> None:
+    """Criss-cross attention, both paths."""
+    if backward:
+        criss_cross_backward(tensors[2], *tensors, combine, "2d", 1.0)
+    else:
+        criss_cross(*tensors, combine, "2d", 1.0)
+
+
+def record_linear(tensors: list[Tensor], combine: str, backward: bool) -> None:
+    """Linear attention, both paths."""
+    if backward:
+        linear_backward(tensors[2], *tensors, "2d")
+    else:
+        linear(*tensors, "2d")
+
+
+Recorder = Callable[[list[Tensor], str, bool], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Launches worth looking at: an operator on a grid."""
+
+    operator: str
+    record: Recorder
+    height: int
+    width: int
+    combines: tuple[str, ...]
+
+    def launches(self, d: int, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
+        """The launches of forward and backward, each with a name."""
+        for combine in self.combines:
+            tensors = attention_inputs(8, 4, self.height, self.width, d, dtype)
+            for backward in (False, True):
+                with recording() as launches:
+                    self.record(tensors, combine, backward)
+                for launch in launches:
+                    yield _name(launch), launch
+
+
+SOFTMAX = ("hadamard", "logit")
+# Tiles of several rows and of one; lines of one chunk and of several; one band and several.
+CASES = (
+    Case("scan", record_scan, 14, LONGEST_CHUNK + 16, ("",)),
+    Case("criss_cross", record_criss_cross, 14, 56, SOFTMAX),
+    Case("attention", record_attention, 14, 14, SOFTMAX),
+    Case("attention", record_attention, 56, 56, SOFTMAX),
+    Case("linear", record_linear, BAND_ROWS + 32, 56, ("",)),
+)
+
+
+def _name(launch: Launch) -> str:
+    """The kernel, with what distinguishes its variants."""
+    a = launch.arguments
+    words = [launch.kernel.__name__]
+    if a.get("MODE"):
+        words.append(a["MODE"])
+    if "KEY_SIDE" in a:
+        words.append("keys" if a["KEY_SIDE"] else "queries")
+    if launch.kernel.__name__.startswith("line_") and "TOKENS" in a:
+        words.append(f"{a['TOKENS']} tokens")
+        words += ["two values"] if a.get("second_v") or a.get("second_other_b") else []
+        words += ["transposed only"] if "grad_a" in a and a["grad_a"] is None else []
+    elif "COLS" in a and "ROWS" in a:
+        words.append(f"{a['ROWS']}x{a['COLS']}")
+    if "CHUNK" in a:
+        words.append(f"chunks of {a['CHUNK']}")
+    if "MIXED" in a:
+        words.append("far" if a["MIXED"] else "near")
+    return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel: its resources on each target, and its work for a token of a head."""
+
+    operator: str
+    kernel: str
+    resources: dict[str, Resources]
+    work: Work
+    tokens: int
+
+
+def rows(
+    targets: Iterable[str], d: int = 32, dtype: torch.dtype = torch.float16, operators: Iterable[str] | None = None
+) -> Iterator[Row]:
+    """Compile every kernel for every target.
+
+    Args:
+        targets: names of `targets.TARGETS`.
+        d: channels of a head.
+        dtype: of the values.
+        operators: "scan", "criss_cross", "attention", "linear"; None for all.
+    """
+    targets, wanted = list(targets), None if operators is None else set(operators)
+    seen: set[tuple[str, str]] = set()
+    for case in CASES:
+        if wanted is not None and case.operator not in wanted:
+            continue
+        for name, launch in case.launches(d, dtype):
+            if (case.operator, name) in seen:
+                continue
+            seen.add((case.operator, name))
+            taken = {target: resources(compile_for(launch, target)) for target in targets}
+            yield Row(case.operator, name, taken, work_of(launch), 8 * 4 * case.height * case.width)

@@ -1,0 +1,84 @@
+"""The prediction for the GPU kernels, and the benchmark that waits for a GPU."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ppma import cli
+from ppma.bench import gpu, roofline
+from ppma.bench.roofline import GPUS, MODELS, Stage, predict
+from ppma.ops.backends.triton.work import Work, work_of
+
+
+def test_blocks_are_those_of_the_models():
+    assert [[stage.blocks for stage in stages] for stages in MODELS.values()] == [
+        [2, 2, 8, 2],
+        [3, 4, 18, 4],
+        [4, 8, 25, 8],
+    ]
+    assert [[stage.full for stage in stages] for stages in MODELS.values()] == [
+        [False, False, True, True],
+        [False, False, False, True],
+        [False, False, False, True],
+    ]
+
+
+def test_bytes_of_vanilla_attention():
+    """q, k, v and the output in half precision, lse; for the mask two log-decays, and two words written and read."""
+    stage = Stage(1, 14, 8, 32, True)
+    launches = stage.launches(2, "hadamard", backward=False)
+    tokens = 2 * 8 * 14 * 14
+    plain = sum((work_of(launch, mask=False) for launch in launches), Work())
+    masked = sum((work_of(launch) for launch in launches), Work())
+    assert plain.bytes == tokens * (4 * 32 * 2 + 4)
+    assert masked.bytes - plain.bytes == tokens * (2 * 4 + 2 * 8 + 2 * 8)
+
+
+def test_plain_attention_does_not_depend_on_the_combine():
+    stage = Stage(1, 14, 8, 32, True)
+    for backward in (False, True):
+        works = [
+            sum((work_of(launch, mask=False) for launch in stage.launches(2, combine, backward)), Work()).bytes
+            for combine in ("hadamard", "logit")
+        ]
+        assert works[0] == works[1]
+
+
+def test_matrix_products_of_one_line_tile():
+    """Lines of 56 take 64 queries times 64 keys; three launches, the second with two values."""
+    stage = Stage(1, 56, 1, 16, False)
+    launches = [launch for launch in stage.launches(1, "logit", False) if launch.kernel.__name__ == "line_forward"]
+    assert [work_of(launch).matrix for launch in launches] == [2 * 56 * 64 * 64 * 16 * n for n in (2, 3, 2)]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_a_mask_is_never_free(combine, backward):
+    for stage in roofline.block_kinds():
+        found = predict(stage, GPUS[0], combine, backward, batch=2)
+        assert found.masked >= found.plain > 0
+        assert found.bound in ("memory", "matrix", "exponentials", "arithmetic")
+
+
+def test_reports_say_that_they_predict():
+    assert all("not a measurement" in report.title for report in roofline.reports())
+
+
+def test_bench_without_a_gpu_says_so(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="expected a GPU for cuda, got a machine where PyTorch finds none"):
+        gpu.run("cuda")
+    with pytest.raises(ValueError, match="expected cuda, got cpu"):
+        gpu.run("cpu")
+
+
+def test_plain_attentions_have_the_shape_of_masked_ones():
+    q, k, v = torch.randn(3, 1, 2, 3, 4, 8)
+    assert gpu.without_mask(q, k, v).shape == gpu.lines_without_mask(q, k, v).shape == v.shape
+
+
+def test_kernels_command_prints_predictions(capsys):
+    assert cli.main(["kernels"]) == 0
+    assert "PPMA-B" in capsys.readouterr().out

@@ -1,0 +1,142 @@
+"""Which configuration is launched, what a failing compile becomes, and what "auto" makes of it."""
+
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import ppma
+from ppma.ops import backends
+from ppma.ops.backends import pytorch, triton
+from ppma.ops.backends.triton import launch as launching
+from ppma.ops.backends.triton.configs import attention_tile
+from ppma.ops.backends.triton.launch import Config, launch, recording
+
+
+class Kernel:
+    """Stands in for a `triton.jit` function."""
+
+    def __init__(self, error=None):
+        self.error, self.launched = error, []
+
+    __name__ = "kernel"
+
+    def __getitem__(self, grid):
+        return self.run
+
+    def run(self, **arguments):
+        if self.error is not None:
+            raise self.error
+        self.launched.append(arguments["OTHERS"])
+
+
+CONFIGS = [Config(4, 1, {"OTHERS": 16}), Config(4, 1, {"OTHERS": 32})]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    monkeypatch.setattr(launching, "_failed", {})
+    monkeypatch.setattr(launching, "_tuned", {})
+    backends._warn_once.cache_clear()
+
+
+def run(kernel):
+    launch(kernel, (1,), CONFIGS, x=torch.zeros(1), MODE="test")
+
+
+def test_default_is_the_first_configuration():
+    kernel = Kernel()
+    run(kernel)
+    assert kernel.launched == [16]
+
+
+def test_autotuning_is_opt_in_and_remembered(monkeypatch):
+    monkeypatch.setenv("PPMA_TRITON_AUTOTUNE", "1")
+    measured = []
+
+    def milliseconds(call):
+        call()
+        measured.append(len(measured))
+        return 2.0 if len(measured) == 1 else 1.0  # the second is faster
+
+    monkeypatch.setattr(launching, "_milliseconds", milliseconds)
+    kernel = Kernel()
+    run(kernel)
+    run(kernel)
+    assert kernel.launched == [16, 32, 32, 32]
+    assert len(measured) == 2
+
+
+def test_a_failing_compile_is_remembered():
+    with pytest.raises(ppma.BackendUnavailableError, match="kernel does not compile for cpu: no such instruction"):
+        run(Kernel(RuntimeError("no such instruction")))
+    untried = Kernel()
+    with pytest.raises(ppma.BackendUnavailableError):
+        run(untried)
+    assert untried.launched == []
+
+
+def test_a_faulty_kernel_is_not_taken_for_a_failing_compile():
+    with pytest.raises(RuntimeError, match="illegal memory access") as caught:
+        run(Kernel(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")))
+    assert not isinstance(caught.value, ppma.BackendUnavailableError)
+
+
+def inputs():
+    q, k, v = torch.randn(3, 1, 1, 2, 3, 4)
+    return q, k, v, *(-torch.rand(2, 1, 1, 2, 3))
+
+
+def refuse(*_):
+    raise ppma.BackendUnavailableError("the kernel does not compile")
+
+
+def test_auto_falls_back_with_one_warning(monkeypatch):
+    monkeypatch.setitem(backends._PREFERENCE, "cpu", ("triton", "torch"))
+    monkeypatch.setattr(triton, "why_not", lambda device, dtype: None)
+    monkeypatch.setattr(triton, "attention", refuse)
+    with pytest.warns(RuntimeWarning, match="attention runs in plain PyTorch: the kernel does not compile"):
+        out = ppma.polyline_attention(*inputs())
+    assert out.shape == (1, 1, 2, 3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ppma.polyline_attention(*inputs())
+
+
+def test_an_explicit_choice_raises(monkeypatch):
+    monkeypatch.setattr(triton, "why_not", lambda device, dtype: None)
+    monkeypatch.setattr(triton, "attention", refuse)
+    with pytest.raises(ppma.BackendUnavailableError, match="does not compile"):
+        ppma.polyline_attention(*inputs(), backend="triton")
+
+
+def test_without_a_gpu_the_reason_is_given():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ppma.BackendUnavailableError, match="it needs a GPU"):
+        ppma.polyline_attention(*inputs(), backend="triton")
+
+
+def test_same_operators_as_the_torch_backend():
+    assert set(triton.__all__) == set(pytorch.__all__)
+
+
+def test_recording_runs_nothing():
+    kernel = Kernel()
+    with recording() as launches:
+        run(kernel)
+    assert kernel.launched == []
+    assert launches[0].arguments["OTHERS"] == 16
+
+
+@pytest.mark.parametrize(
+    ("grid", "tile"), [((7, 7), (8, 8)), ((14, 14), (4, 16)), ((28, 28), (2, 32)), ((56, 56), (1, 64))]
+)
+def test_small_grids_share_a_tile_between_rows(grid, tile):
+    assert attention_tile(*grid) == tile
+
+
+def test_tiles_stay_within_a_band():
+    assert all(band % attention_tile(64, 7, band)[0] == 0 for band in (1, 2, 4, 64))

@@ -1,0 +1,58 @@
+"""Ahead-of-time compilation for GPUs that are not there: it works, spills nothing and uses no atomics."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ppma.ops.backends.triton import report
+from ppma.ops.backends.triton.targets import TARGETS, compile_for, resources
+
+
+def assert_compiles_without_spills(operator, target, d, dtype):
+    seen = set()
+    for case in report.CASES:
+        if case.operator != operator:
+            continue
+        for name, launch in case.launches(d, dtype):
+            if name in seen:
+                continue
+            seen.add(name)
+            compiled = compile_for(launch, target)
+            taken = resources(compiled)
+            assert taken.spilled == 0, f"{name}: {taken}"
+            threads = 32 * launch.arguments["num_warps"]
+            # A multiprocessor has 65,536 registers, a compute unit of AMD's four times 512 for 64 threads each.
+            assert 0 < taken.registers <= (512 if target.startswith("gfx") else 65_536 // threads)
+            code = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
+            assert not re.search(r"\b(atom|red)\.|_atomic_", code), f"{name} uses atomics"
+    assert seen
+
+
+# One target for each operator in the ordinary suite, all of them in the slow one.
+@pytest.mark.parametrize(
+    ("operator", "target"),
+    [("scan", "gfx942"), ("criss_cross", "sm_80"), ("attention", "sm_90"), ("linear", "sm_100")],
+)
+def test_default_configuration(operator, target):
+    assert_compiles_without_spills(operator, target, 32, torch.float16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("d", [16, 32, 64])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("operator", ["scan", "criss_cross", "attention", "linear"])
+def test_every_target(operator, target, d, dtype):
+    assert_compiles_without_spills(operator, target, d, dtype)
+
+
+def test_the_driver_is_put_back():
+    from triton.runtime import driver
+
+    before = driver._active
+    _, launch = next(iter(report.CASES[0].launches(32, torch.float16)))
+    compile_for(launch, "sm_80")
+    assert driver._active is before
