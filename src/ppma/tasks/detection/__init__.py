@@ -1,0 +1,5 @@
+"""Detection and instance segmentation: Mask R-CNN on data in COCO's layout."""
+
+from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN, mask_rcnn
+
+__all__ = ["DetectorConfig", "PolylineMaskRCNN", "mask_rcnn"]
