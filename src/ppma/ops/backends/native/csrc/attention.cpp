@@ -89,11 +89,9 @@ struct Results {
   float* first;     // (batch, heads, height, width, dv): the output of the first of two softmaxes
 };
 
-template <bool kLogit, bool kV2H, bool kH2V>
+template <bool kLogit>
 class Forward {
  public:
-  static constexpr int kSoftmaxes = kLogit && kV2H && kH2V ? 2 : 1;
-
   Forward(const Problem& problem, const Results& results, int64_t task, float* shared, Arena own)
       : problem_(problem),
         results_(results),
@@ -101,11 +99,14 @@ class Forward {
         query_runs_(query_runs(problem)),
         key_runs_(key_runs(problem)),
         channels_(padded(problem.dv)),
+        v2h_(problem.v2h),
+        h2v_(problem.h2v),
+        softmaxes_(softmaxes_of(problem)),
         potentials_(shared, head_),
-        own_(own, problem, query_runs_, key_runs_, kSoftmaxes) {}
+        own_(own, problem, query_runs_, key_runs_, softmaxes_) {}
 
   static int run(const Problem& problem, const Results& results) {
-    int64_t own_floats = floats_of<OwnScratch<kLogit>>(problem, query_runs(problem), key_runs(problem), kSoftmaxes);
+    int64_t own_floats = floats_of<OwnScratch<kLogit>>(problem, query_runs(problem), key_runs(problem), softmaxes_of(problem));
     return for_tasks(problem.batch * problem.heads, query_runs(problem).count(), problem.threads, GridPotentials::size(problem), own_floats,
                      [&](int64_t task, Team team, float* shared, float* own) {
                        Forward(problem, results, task, shared, Arena(own)).run(team);
@@ -113,6 +114,8 @@ class Forward {
   }
 
  private:
+  static int softmaxes_of(const Problem& problem) { return kLogit && problem.v2h && problem.h2v ? 2 : 1; }
+
   void run(Team team) {
     potentials_.fill(team);
     team.share(query_runs_.count(), [&](int64_t index) {
@@ -123,9 +126,9 @@ class Forward {
   // All keys for a block of queries.
   void block(const Run& queries) {
     head_.pack(problem_.q, problem_.d, queries, own_.queries);
-    for (int s = 0; s < kSoftmaxes; ++s) own_.softmax[s].clear(queries.tokens(), channels_);
+    for (int s = 0; s < softmaxes_; ++s) own_.softmax[s].clear(queries.tokens(), channels_);
     for (int64_t part = 0; part < key_runs_.parts(); ++part) {
-      if (kV2H) own_.mask.begin(potentials_, queries, key_runs_.at(0, part));
+      if (v2h_) own_.mask.begin(potentials_, queries, key_runs_.at(0, part));
       for (int64_t group = 0; group < key_runs_.groups(); ++group) tile(queries, key_runs_.at(group, part));
     }
     finish(queries);
@@ -140,7 +143,7 @@ class Forward {
             Store{own_.scores[0], stride});
     for (int64_t r = 0; r < queries.rows; ++r)
       for (int64_t j = 0; j < queries.columns; ++j) weigh(r, j, r * queries.columns + j, keys, stride);
-    for (int s = 0; s < kSoftmaxes; ++s)
+    for (int s = 0; s < softmaxes_; ++s)
       product(rows_of(own_.scores[s], stride), {own_.values, channels_}, queries.tokens(), channels_, count,
               Store{own_.softmax[s].out, channels_, true});
   }
@@ -149,10 +152,10 @@ class Forward {
   void weigh(int64_t r, int64_t j, int64_t query, const Run& keys, int64_t stride) {
     float* row = own_.scores[0] + query * stride;
     if (kLogit) {
-      float* other = own_.scores[kSoftmaxes - 1] + query * stride;
-      float seen[kSoftmaxes];
+      float* other = own_.scores[softmaxes_ - 1] + query * stride;
+      float seen[2];
       add_log_mask(r, j, keys, row, other, seen);
-      for (int s = 0; s < kSoftmaxes; ++s) exponentiate_row(s, query, keys.tokens(), seen[s], stride);
+      for (int s = 0; s < softmaxes_; ++s) exponentiate_row(s, query, keys.tokens(), seen[s], stride);
     } else {
       exponentiate_row(0, query, keys.tokens(), largest_of(row, keys.tokens()), stride);
       multiply_mask(r, j, keys, row);
@@ -188,8 +191,8 @@ class Forward {
     const float* of_query_row = own_.mask.of_query_row(r, j);
     each_vector(keys, row, [&](int64_t t, int64_t l, float* at, IntVec inside) {
       Vec mask{};
-      if (kV2H) mask += load(of_query_row + l) * load(own_.mask.at_keys(r, t) + l);
-      if (kH2V) mask += load(own_.mask.of_key_row(t, j) + l) * own_.mask.at_queries(r, t)[j];
+      if (v2h_) mask += load(of_query_row + l) * load(own_.mask.at_keys(r, t) + l);
+      if (h2v_) mask += load(own_.mask.of_key_row(t, j) + l) * own_.mask.at_queries(r, t)[j];
       Vec p = load(at);
       store(at, select(inside, p * mask, p));
     });
@@ -201,18 +204,18 @@ class Forward {
     Vec top[2] = {none, none};
     each_vector(keys, row, [&](int64_t t, int64_t l, float* at, IntVec inside) {
       Vec score = load(at);
-      if (kH2V) {
+      if (h2v_) {
         Vec logit = score + (load(own_.mask.of_key_row(t, j) + l) + own_.mask.at_queries(r, t)[j]);
-        top[kSoftmaxes - 1] = max(top[kSoftmaxes - 1], select(inside, logit, none));
+        top[softmaxes_ - 1] = max(top[softmaxes_ - 1], select(inside, logit, none));
         store(other + (at - row), select(inside, logit, score));
       }
-      if (kV2H) {
+      if (v2h_) {
         Vec logit = score + (load(of_query_row + l) + load(own_.mask.at_keys(r, t) + l));
         top[0] = max(top[0], select(inside, logit, none));
         store(at, select(inside, logit, score));
       }
     });
-    for (int s = 0; s < kSoftmaxes; ++s) seen[s] = largest(top[s]);
+    for (int s = 0; s < softmaxes_; ++s) seen[s] = largest(top[s]);
   }
 
   // Divides by the sums and writes the results of a block.
@@ -221,15 +224,15 @@ class Forward {
     for (int64_t query = 0; query < queries.tokens(); ++query) {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
       int64_t token = heads_before * problem_.tokens() + i * problem_.width + j;
-      for (int s = 0; s < kSoftmaxes; ++s)
+      for (int s = 0; s < softmaxes_; ++s)
         results_.lse[s * all * problem_.tokens() + token] = own_.softmax[s].log_sum_exp(query);
       float* out = results_.out.at(head_.batch, head_.head, i, j);
       float scales[2];
-      for (int s = 0; s < kSoftmaxes; ++s) scales[s] = 1.0f / own_.softmax[s].total[query];
+      for (int s = 0; s < softmaxes_; ++s) scales[s] = 1.0f / own_.softmax[s].total[query];
       for (int64_t c = 0; c < problem_.dv; c += kLanes) {
         int count = problem_.dv - c < kLanes ? static_cast<int>(problem_.dv - c) : kLanes;
         Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
-        if (kSoftmaxes == 2) {
+        if (softmaxes_ == 2) {
           store_part(results_.first + token * problem_.dv + c, result, count);
           result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
         }
@@ -242,21 +245,16 @@ class Forward {
   const Results& results_;
   Head head_;
   Runs query_runs_, key_runs_;
-  int64_t channels_;
+  const int64_t channels_;
+  const bool v2h_, h2v_;
+  const int softmaxes_;
   GridPotentials potentials_;
   OwnScratch<kLogit> own_;
 };
-
-template <bool kLogit>
-int forward(const Problem& problem, const Results& results) {
-  if (problem.v2h && problem.h2v) return Forward<kLogit, true, true>::run(problem, results);
-  return problem.v2h ? Forward<kLogit, true, false>::run(problem, results)
-                     : Forward<kLogit, false, true>::run(problem, results);
-}
 
 }  // namespace
 
 PPMA_EXPORT int ppma_attention(const Problem* problem, const View* out, float* lse, float* first) {
   Results results{*out, lse, first};
-  return problem->logit ? forward<true>(*problem, results) : forward<false>(*problem, results);
+  return problem->logit ? Forward<true>::run(*problem, results) : Forward<false>::run(*problem, results);
 }

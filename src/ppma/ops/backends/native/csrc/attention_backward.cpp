@@ -80,7 +80,7 @@ struct Saved {
   const float* first;
 };
 
-template <bool kLogit, bool kV2H, bool kH2V>
+template <bool kLogit>
 class Backward {
  public:
   static int run(const Problem& problem, const Gradients& gradients, const Saved& saved) {
@@ -94,8 +94,6 @@ class Backward {
   }
 
  private:
-  static constexpr bool kTwo = kLogit && kV2H && kH2V;
-
   Backward(const Problem& problem, const Gradients& gradients, const Saved& saved, int64_t task, Arena shared, Arena own)
       : problem_(problem),
         gradients_(gradients),
@@ -104,6 +102,9 @@ class Backward {
         query_runs_(query_runs(problem)),
         key_runs_(key_runs(problem)),
         width_(padded(key_runs_.most_columns())),
+        v2h_(problem.v2h),
+        h2v_(problem.h2v),
+        two_(kLogit && v2h_ && h2v_),
         potentials_(shared.take(GridPotentials::size(problem)), head_),
         chunk_memory_(shared),
         own_(own, problem, query_runs_, key_runs_) {}
@@ -139,13 +140,13 @@ class Backward {
     begin_queries(queries);
     for (int64_t part = 0; part < key_runs_.parts(); ++part) {
       Run columns = key_runs_.at(0, part);
-      if (kV2H) {
+      if (v2h_) {
         own_.mask.begin(potentials_, queries, columns);
         std::memset(own_.of_query_rows, 0, sizeof(float) * queries.tokens() * width_);
       }
       for (int64_t group = 0; group < key_runs_.groups(); ++group)
         tile(queries, key_runs_.at(group, part), part == 0 && group == 0, sums);
-      if (kV2H)
+      if (v2h_)
         for (int64_t r = 0; r < queries.rows; ++r)
           add_to_row(queries, columns, own_.of_query_rows + r * queries.columns * width_, queries.row + r, sums);
     }
@@ -162,7 +163,7 @@ class Backward {
       own_.log_sum[0][query] = saved_.lse[token] * kLog2E;
       float with_out = dot(grad, head_.at(saved_.out, i, j), dv);
       own_.delta[0][query] = with_out;
-      if (kTwo) {  // out = (first + second) / 2
+      if (two_) {  // out = (first + second) / 2
         own_.log_sum[1][query] = saved_.lse[all + token] * kLog2E;
         own_.delta[0][query] = weight * dot(grad, saved_.first + token * dv, dv);
         own_.delta[1][query] = with_out - own_.delta[0][query];
@@ -200,7 +201,7 @@ class Backward {
     Tokens grad_q{gradients_.q.at(head_.batch, head_.head, queries.row, queries.column), gradients_.q.stride[3]};
     product(rows_of(own_.grad_map, stride), {own_.keys, padded(d)}, queries.tokens(), padded(d), count,
             ScaledStore{grad_q.data, grad_q.stride, d, nullptr, score_scale(), !first});
-    if (kH2V)
+    if (h2v_)
       for (int64_t t = 0; t < keys.rows; ++t)
         add_to_row(queries, keys, own_.of_key_rows + t * queries.columns * width_, keys.row + t, sums);
     add_to_columns(queries, keys, sums);
@@ -212,8 +213,8 @@ class Backward {
     int64_t query = r * queries.columns + j;
     const float* of_query_row = own_.mask.of_query_row(r, j);
     float* sum_of_query_row = own_.of_query_rows + query * width_;
-    float log_sum[2] = {own_.log_sum[0][query], own_.log_sum[kTwo][query]};
-    float delta[2] = {own_.delta[0][query], own_.delta[kTwo][query]};
+    float log_sum[2] = {own_.log_sum[0][query], own_.log_sum[two_][query]};
+    float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
     for (int64_t t = 0; t < keys.rows; ++t) {
       float* scores = own_.scores + query * stride + t * keys.columns;
       float* grad_map = own_.grad_map + query * stride + t * keys.columns;
@@ -226,22 +227,22 @@ class Backward {
         IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
         Vec score = load(scores + l), grad = load(grad_map + l), x{}, xt{}, weight{}, grad_score;
         if (kLogit) {
-          if (kV2H) {
+          if (v2h_) {
             Vec p = exp2((score - log_sum[0]) + (load(of_query_row + l) + load(at_keys + l)));
             x = select(inside, p * (grad - delta[0]), Vec{});
             weight += p;
           }
-          if (kH2V) {
+          if (h2v_) {
             Vec p = exp2((score - log_sum[1]) + (load(of_key_row + l) + at_query));
             xt = select(inside, p * (grad - delta[1]), Vec{});
             weight += p;
           }
-          if (kTwo) weight *= 0.5f;
+          if (two_) weight *= 0.5f;
           grad_score = x + xt;
         } else {
           Vec p = select(inside, exp2(score - log_sum[0]), Vec{});
-          Vec v2h = kV2H ? load(of_query_row + l) * load(at_keys + l) : Vec{};
-          Vec h2v = kH2V ? load(of_key_row + l) * at_query : Vec{};
+          Vec v2h = v2h_ ? load(of_query_row + l) * load(at_keys + l) : Vec{};
+          Vec h2v = h2v_ ? load(of_key_row + l) * at_query : Vec{};
           Vec weighted = select(inside, p * grad, Vec{});
           x = weighted * v2h;
           xt = weighted * h2v;
@@ -250,16 +251,16 @@ class Backward {
         }
         store(scores + l, select(inside, weight, score));
         store(grad_map + l, select(inside, grad_score, grad));
-        if (kV2H) {
+        if (v2h_) {
           store(sum_of_query_row + l, load(sum_of_query_row + l) + x);
           store(sum_at_keys + l, j == 0 ? x : load(sum_at_keys + l) + x);
         }
-        if (kH2V) {
+        if (h2v_) {
           store(sum_of_key_row + l, r == 0 ? xt : load(sum_of_key_row + l) + xt);
           at_this_query += xt;
         }
       }
-      if (kH2V) own_.at_queries[(r * keys.rows + t) * queries.columns + j] = sum(at_this_query);
+      if (h2v_) own_.at_queries[(r * keys.rows + t) * queries.columns + j] = sum(at_this_query);
     }
   }
 
@@ -293,9 +294,9 @@ class Backward {
           of_query[column] -= sign * gradient;
           of_key[column] += sign * gradient;
         };
-        if (kV2H)
+        if (v2h_)
           for (int64_t l = 0; l < keys.columns; ++l) add(keys.column + l, own_.at_keys[pair * width_ + l]);
-        if (kH2V)
+        if (h2v_)
           for (int64_t j = 0; j < queries.columns; ++j)
             add(queries.column + j, own_.at_queries[pair * queries.columns + j]);
       }
@@ -344,23 +345,19 @@ class Backward {
   const Saved& saved_;
   Head head_;
   Runs query_runs_, key_runs_;
-  int64_t width_;
+  const int64_t width_;
+  const bool v2h_, h2v_;
+  const bool two_;  // softmaxes
   GridPotentials potentials_;
   Arena chunk_memory_;
   OwnScratch<kLogit> own_;
 };
-
-template <bool kLogit>
-int backward(const Problem& problem, const Gradients& gradients, const Saved& saved) {
-  if (problem.v2h && problem.h2v) return Backward<kLogit, true, true>::run(problem, gradients, saved);
-  return problem.v2h ? Backward<kLogit, true, false>::run(problem, gradients, saved)
-                     : Backward<kLogit, false, true>::run(problem, gradients, saved);
-}
 
 }  // namespace
 
 PPMA_EXPORT int ppma_attention_backward(const Problem* problem, const Gradients* gradients, const View* out,
                                         const float* lse, const float* first) {
   Saved saved{*out, lse, first};
-  return problem->logit ? backward<true>(*problem, *gradients, saved) : backward<false>(*problem, *gradients, saved);
+  return problem->logit ? Backward<true>::run(*problem, *gradients, saved)
+                        : Backward<false>::run(*problem, *gradients, saved);
 }

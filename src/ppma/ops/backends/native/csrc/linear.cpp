@@ -20,27 +20,27 @@ struct LinearJob {
   const View& out;
   int64_t vectors = (problem.dv + kLanes - 1) / kLanes;
   int64_t group = std::clamp<int64_t>(
-      kStateBytes / int64_t(RowStack::floats(Scan::kStates, problem.width) * sizeof(float)), 1,
+      kStateBytes / int64_t(StateRow<Scan::kStates>::floats(problem.width) * sizeof(float)), 1,
       std::min(kMostFeatures, problem.d));
   int64_t units = problem.batch * problem.heads * vectors;
   int64_t tiles = (problem.d + group - 1) / group;
-  int64_t half_floats = RowStack::floats(group * Scan::kStates, problem.width);
+  int64_t half_floats = group * StateRow<Scan::kStates>::floats(problem.width);
   int64_t shared_floats = 2 * half_floats;
   int64_t own_floats = floats_of<typename Scan::Space>(problem.width);
 
   void inwards(int64_t unit, int64_t tile, bool lower, float* shared, float* own) const {
-    RowStack states(shared + lower * half_floats, problem.width);
-    states.clear(group * Scan::kStates);
+    float* states = shared + lower * half_floats;
+    std::fill_n(states, half_floats, 0.0f);
     walk<true>(unit, tile, lower, states, own);
   }
 
   void outwards(int64_t unit, int64_t tile, bool lower, float* shared, float* own) const {
-    walk<false>(unit, tile, lower, {shared + !lower * half_floats, problem.width}, own);
+    walk<false>(unit, tile, lower, shared + !lower * half_floats, own);
   }
 
   // Never inlined: two copies might be compiled to different roundings.
   template <bool inwards>
-  [[gnu::noinline]] void walk(int64_t unit, int64_t tile, bool lower, RowStack states, float* own) const {
+  [[gnu::noinline]] void walk(int64_t unit, int64_t tile, bool lower, float* states, float* own) const {
     LinearPlane plane(problem, unit / vectors);
     int64_t vector = unit % vectors, first = tile * group, last = std::min(first + group, problem.d);
     ChannelPlane values = plane.vector(problem.v, vector, problem.dv), results = plane.vector(out, vector, problem.dv);
@@ -56,9 +56,9 @@ struct LinearJob {
         ScalarPlane k = plane.channel(problem.k, feature), q = plane.channel(problem.q, feature);
         OuterRow x{k.row(i), k.pixel_stride, v};
         const float* queries = q.row(i);
-        Scan::template step<inwards>(x, half.edges.along(i), inwards ? half.outer(r) : half.inner(r),
-                                     states.from((feature - first) * Scan::kStates), space,
-                                     [&](int64_t j, Vec value) PPMA_INLINE {
+        StateRow<Scan::kStates> row_states{states + (feature - first) * StateRow<Scan::kStates>::floats(problem.width)};
+        Scan::template step<inwards>(x, half.edges.along(i), inwards ? half.outer(r) : half.inner(r), problem.width,
+                                     row_states, space, [&](int64_t j, Vec value) PPMA_INLINE {
                                        Vec product = queries[j * q.pixel_stride] * value;
                                        y.put(j, add ? product + y(j) : product);
                                      });
@@ -71,7 +71,7 @@ struct LinearJob {
 }  // namespace
 
 PPMA_EXPORT int ppma_linear(const LinearProblem* problem, const View* out) {
-  return with_mode(problem->mode, [&](auto mode) {
+  return with_mode<kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
     return run_halves(LinearJob<mode>{*problem, *out}, static_cast<int>(problem->threads));
   });
 }

@@ -1,8 +1,7 @@
 // Gradients of linear and decomposed attention: with x = K outer V and g = Q outer (gradient of the output), the gradients
 // of the scan of x give those of k, v and the decays, and its result, contracted with the gradient, that of q.
-#include "halves.h"
+#include "backward_job.h"
 #include "linear_problem.h"
-#include "plane_backward.h"
 
 using namespace ppma;
 
@@ -56,66 +55,63 @@ struct Target {
   }
 };
 
-template <int mode>
-struct LinearBackwardJob {
-  using Backward = PlaneBackward<mode>;
+// Scratch of one thread.
+struct TargetSpace {
+  Row spare;
+  float *q_lanes, *k_lanes;
+
+  TargetSpace(Arena& arena, int64_t width)
+      : spare(take_row(arena, width)),
+        q_lanes(arena.take((width + kLanes) * kLanes)),
+        k_lanes(arena.take((width + kLanes) * kLanes)) {}
+};
+
+// Some features of q and k with one vector of v.
+struct Group {
+  LinearPlane plane;
+  const LinearGradients& grads;
+  int64_t vector, first, members;
+  TargetSpace space;
+
+  OuterPlane outer(const View& scalars, const View& vectors, int64_t member) const {
+    return {plane.channel(scalars, first + member), plane.vector(vectors, vector, plane.problem.dv)};
+  }
+  OuterPlane x(int64_t member) const { return outer(plane.problem.k, plane.problem.v, member); }
+  OuterPlane g(int64_t member) const { return outer(plane.problem.q, grads.out, member); }
+  Target target(int64_t member) const {
+    int64_t feature = first + member;
+    return {plane.channel(grads.q, feature), plane.channel(grads.k, feature),
+            plane.vector(grads.v, vector, plane.problem.dv), space.spare, space.q_lanes, space.k_lanes, vector > 0,
+            feature > 0};
+  }
+};
+
+struct LinearGradientProblem {
   const LinearProblem& problem;
   const LinearGradients& grads;
-  int64_t units = problem.batch * problem.heads;
-  int64_t tiles = (problem.dv + kLanes - 1) / kLanes * problem.d;
-  int64_t half_rows = (problem.height + 1) / 2;
-  int64_t block_rows = Backward::block_rows(problem.width, half_rows);
-  int64_t half_floats = floats_of<typename Backward::Kept>(problem.width, half_rows, block_rows);
-  int64_t shared_floats = 2 * half_floats;
-  int64_t own_floats = floats_of<typename Backward::Space>(problem.width) + floats_of<Lanes>(problem.width);
 
-  // Scratch of one thread for the target.
-  struct Lanes {
-    Row spare;
-    float *q, *k;
+  using GroupSpace = TargetSpace;
 
-    Lanes(Arena& arena, int64_t width)
-        : spare(RowStack(arena, 1, width)[0]),
-          q(arena.take((width + kLanes) * kLanes)),
-          k(arena.take((width + kLanes) * kLanes)) {}
-  };
-
-  void inwards(int64_t unit, int64_t tile, bool lower, float* shared, float* own) const {
-    walk(unit, tile, lower, shared, own, [](auto& x, auto& g, auto& half, auto& here, auto&, auto& space, auto&, auto&) {
-      Backward::inwards(x, g, half, here, space);
-    });
+  int64_t planes() const { return problem.batch * problem.heads; }
+  int64_t height() const { return problem.height; }
+  int64_t width() const { return problem.width; }
+  int64_t sets() const { return (problem.dv + kLanes - 1) / kLanes; }
+  int64_t members() const { return problem.d; }
+  Edges edges(int64_t plane) const { return LinearPlane(problem, plane).edges(); }
+  EdgeGradients edge_gradients(int64_t plane) const {
+    int64_t offset = LinearPlane(problem, plane).offset();
+    return {grads.log_alpha + offset, grads.log_beta + offset};
   }
-
-  void outwards(int64_t unit, int64_t tile, bool lower, float* shared, float* own) const {
-    walk(unit, tile, lower, shared, own,
-         [](auto& x, auto& g, auto& half, auto& here, auto& there, auto& space, auto& target, auto& edge_grads) {
-           Backward::outwards(x, g, target, edge_grads, half, here, there.middle, space);
-         });
-  }
-
-  template <class Body>
-  void walk(int64_t unit, int64_t tile, bool lower, float* shared, float* own, Body body) const {
-    LinearPlane plane(problem, unit);
-    int64_t vector = tile / problem.d, feature = tile % problem.d;
-    OuterPlane x{plane.channel(problem.k, feature), plane.vector(problem.v, vector, problem.dv)};
-    OuterPlane g{plane.channel(problem.q, feature), plane.vector(grads.out, vector, problem.dv)};
-    Half half{lower, plane.edges()};
-    Arena upper_half(shared), lower_half(shared + half_floats), of_thread(own);
-    typename Backward::Kept here(lower ? lower_half : upper_half, problem.width, half_rows, block_rows);
-    typename Backward::Kept there(lower ? upper_half : lower_half, problem.width, half_rows, block_rows);
-    typename Backward::Space space(of_thread, problem.width);
-    Lanes lanes(of_thread, problem.width);
-    Target target{plane.channel(grads.q, feature), plane.channel(grads.k, feature),
-                  plane.vector(grads.v, vector, problem.dv), lanes.spare, lanes.q, lanes.k, vector > 0, feature > 0};
-    EdgeGradients edge_grads{grads.log_alpha + plane.offset(), grads.log_beta + plane.offset()};
-    body(x, g, half, here, there, space, target, edge_grads);
+  Group group(int64_t plane, int64_t vector, int64_t first, int64_t members, const TargetSpace& space) const {
+    return {LinearPlane(problem, plane), grads, vector, first, members, space};
   }
 };
 
 }  // namespace
 
 PPMA_EXPORT int ppma_linear_backward(const LinearProblem* problem, const LinearGradients* grads) {
-  return with_mode(problem->mode, [&](auto mode) {
-    return run_halves(LinearBackwardJob<mode>{*problem, *grads}, static_cast<int>(problem->threads));
+  LinearGradientProblem gradient_problem{*problem, *grads};
+  return with_mode<kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
+    return run_halves(BackwardJob<mode, LinearGradientProblem>{gradient_problem}, static_cast<int>(problem->threads));
   });
 }

@@ -23,6 +23,10 @@ struct OuterRow {
 
   PPMA_INLINE float scalar(int64_t j) const { return scalars[j * step]; }
   PPMA_INLINE Vec operator()(int64_t j) const { return scalar(j) * vectors(j); }
+  PPMA_INLINE void prefetch(int64_t j) const {
+    __builtin_prefetch(scalars + j * step, 0, 2);
+    vectors.prefetch(j);
+  }
 };
 
 // One channel of a tensor on a plane.
@@ -42,10 +46,7 @@ struct OuterPlane {
     return {scalars.row(i), scalars.pixel_stride, vectors.read(i, spare)};
   }
 
-  PPMA_INLINE void prefetch(int64_t i, int64_t j) const {
-    __builtin_prefetch(scalars.row(i) + j * scalars.pixel_stride, 0, 2);
-    vectors.prefetch(i, j);
-  }
+  OuterRow in_memory(int64_t i) const { return {scalars.row(i), scalars.pixel_stride, vectors.in_memory(i)}; }
 };
 
 // The plane of one image and head.

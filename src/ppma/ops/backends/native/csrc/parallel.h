@@ -38,21 +38,40 @@ class Scratch {
   // Null if there is no memory.
   template <int Slot = 0>
   static float* floats(size_t count) {
-    static thread_local Scratch own;
-    return own.grow(count);
+    return slot<Slot>().grow(count);
+  }
+
+  // Gives the memory of a slot back if it is too much to keep.
+  template <int Slot = 0>
+  static void trim() {
+    if (slot<Slot>().count_ > kKeptFloats) slot<Slot>().release();
   }
 
   ~Scratch() { std::free(data_); }
 
  private:
+  static constexpr size_t kKeptFloats = size_t{1} << 24;
+
+  template <int Slot>
+  static Scratch& slot() {
+    static thread_local Scratch own;
+    return own;
+  }
+
   float* grow(size_t count) {
     if (count > count_) {
-      std::free(data_);
+      release();
       size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
       data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
       count_ = data_ ? count : 0;
     }
     return data_;
+  }
+
+  void release() {
+    std::free(data_);
+    data_ = nullptr;
+    count_ = 0;
   }
 
   float* data_ = nullptr;
@@ -146,6 +165,9 @@ int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, 
     } else {
       for (int64_t task = next++; task < tasks; task = next++) body(task, Team{1, 0}, shared, own);
     }
+    team.barrier();
+    Scratch::trim<0>();
+    Scratch::trim<1>();
   });
   return failed ? 1 : 0;
 }

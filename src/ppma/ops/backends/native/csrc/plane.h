@@ -29,21 +29,23 @@ struct Row {
 
   PPMA_INLINE Vec operator()(int64_t j) const { return load(data + j * step); }
   PPMA_INLINE void put(int64_t j, Vec x) const { store(data + j * step, x); }
+  // Fetches pixel j, which will be read soon, or also written, into the second-level cache.
+  template <bool write = false>
+  PPMA_INLINE void prefetch(int64_t j) const {
+    __builtin_prefetch(data + j * step, write, 2);
+  }
 };
 
-// Scratch rows one after the other.
-struct RowStack {
+inline Row take_row(Arena& arena, int64_t width) { return {arena.take(width * kLanes)}; }
+
+// The column states of a row, those of a pixel side by side.
+template <int States>
+struct StateRow {
   float* data;
-  int64_t width;
 
-  static int64_t floats(int64_t rows, int64_t width) { return rows * width * kLanes; }
-  RowStack() = default;
-  RowStack(float* data, int64_t width) : data(data), width(width) {}
-  RowStack(Arena& arena, int64_t rows, int64_t width) : RowStack(arena.take(floats(rows, width)), width) {}
-
-  Row operator[](int64_t k) const { return {data + floats(k, width)}; }
-  RowStack from(int64_t k) const { return {data + floats(k, width), width}; }
-  void clear(int64_t rows) const { std::fill_n(data, floats(rows, width), 0.0f); }
+  static int64_t floats(int64_t width) { return States * width * kLanes; }
+  PPMA_INLINE Vec operator()(int state, int64_t j) const { return load(data + (j * States + state) * kLanes); }
+  PPMA_INLINE void put(int state, int64_t j, Vec x) const { store(data + (j * States + state) * kLanes, x); }
 };
 
 // A vector of a tensor's channels on a plane. Rows are read and written in place where the channels are contiguous and
@@ -60,7 +62,7 @@ struct ChannelPlane {
   float* row(int64_t i) const { return data + i * row_stride; }
 
   Row read(int64_t i, Row spare) const {
-    if (in_place()) return {row(i), pixel_stride};
+    if (in_place()) return in_memory(i);
     int count = static_cast<int>(channels);
     for (int64_t j = 0; j < width; ++j) {
       const float* from = row(i) + j * pixel_stride;
@@ -77,7 +79,7 @@ struct ChannelPlane {
 
   // Where to write row i, holding what stands there if it is to be `kept`; `write_back` must follow.
   Row writable(int64_t i, Row spare, bool kept) const {
-    return kept ? read(i, spare) : in_place() ? Row{row(i), pixel_stride} : spare;
+    return kept ? read(i, spare) : in_place() ? in_memory(i) : spare;
   }
 
   void write_back(int64_t i, Row spare) const {
@@ -93,11 +95,7 @@ struct ChannelPlane {
     }
   }
 
-  // Fetches pixel j of row i, which will be read soon, or also written, into the second-level cache.
-  template <bool write = false>
-  PPMA_INLINE void prefetch(int64_t i, int64_t j) const {
-    __builtin_prefetch(row(i) + j * pixel_stride, write, 2);
-  }
+  Row in_memory(int64_t i) const { return {row(i), pixel_stride}; }
 };
 
 // Decays of a plane's edges: alpha along rows, beta along columns, 0 on the edges outside the grid.

@@ -15,15 +15,12 @@ namespace ppma {
 
 enum Mode { kColumns = 0, kV2H = 1, kH2V = 2, kBoth = 3 };
 
-// body(mode) with the mode as a constant.
-template <class Body>
+// body(mode) with the mode, one of `modes`, as a constant.
+template <int... modes, class Body>
 int with_mode(int64_t mode, Body body) {
-  switch (mode) {
-    case kColumns: return body(std::integral_constant<int, kColumns>{});
-    case kV2H: return body(std::integral_constant<int, kV2H>{});
-    case kH2V: return body(std::integral_constant<int, kH2V>{});
-    default: return body(std::integral_constant<int, kBoth>{});
-  }
+  int result = 0;
+  ((mode == modes ? static_cast<void>(result = body(std::integral_constant<int, modes>{})) : void()), ...);
+  return result;
 }
 
 template <int mode>
@@ -39,22 +36,21 @@ struct PlaneScan {
     float* chunks;
 
     Space(Arena& arena, int64_t width)
-        : in(RowStack(arena, 1, width)[0]),
-          out(RowStack(arena, 1, width)[0]),
+        : in(take_row(arena, width)),
+          out(take_row(arena, width)),
           chunks(arena.take(RowScan<std::max(kInRow, 1)>::scratch_floats(width))) {}
   };
 
-  // One row. `states` (kStates rows) of the row before it become those of this row; `beta`: the edges between the two.
+  // One row of `width` pixels. `states` of the row before it become those of this row; `beta`: the edges between the two.
   // result(j, value) receives each pixel.
   template <bool inwards, class X, class Result>
-  PPMA_INLINE static void step(X x, const float* alpha, const float* beta, RowStack states, const Space& space,
-                               Result result) {
-    Row state_x = states[0], state_u = states[kScansX];
+  PPMA_INLINE static void step(X x, const float* alpha, const float* beta, int64_t width, StateRow<kStates> states,
+                               const Space& space, Result result) {
     auto values = [&](int64_t j, Vec* value) PPMA_INLINE {
       Vec here = x(j);
       if constexpr (kScansU) value[0] = here;
       if constexpr (kRowsLast) {
-        Vec before = beta[j] * state_x(j);
+        Vec before = beta[j] * states(0, j);
         value[kScansU] = inwards ? before + here : before;
       }
     };
@@ -62,23 +58,23 @@ struct PlaneScan {
       Vec total{};
       if constexpr (kRowsLast) total = scanned.result(kScansU);
       if constexpr (kScansX) {
-        Vec before = beta[j] * state_x(j);
+        Vec before = beta[j] * states(0, j);
         Vec after = before + x(j);
-        state_x.put(j, after);
+        states.put(0, j, after);
         if constexpr (!kRowsLast) total = inwards ? after : before;
       }
       if constexpr (kScansU) {
-        Vec before = beta[j] * state_u(j);
+        Vec before = beta[j] * states(kScansX, j);
         Vec after = before + scanned.result(0);
-        state_u.put(j, after);
+        states.put(kScansX, j, after);
         total += inwards ? after : before;
       }
       result(j, total);
     };
     if constexpr (kInRow > 0) {
-      RowScan<kInRow>::run(alpha, states.width, space.chunks, values, finish);
+      RowScan<kInRow>::run(alpha, width, space.chunks, values, finish);
     } else {
-      for (int64_t j = 0; j < states.width; ++j) finish(j, {});
+      for (int64_t j = 0; j < width; ++j) finish(j, {});
     }
   }
 };

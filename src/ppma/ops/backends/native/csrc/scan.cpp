@@ -34,46 +34,47 @@ struct ScanJob {
   }
 
   int64_t groups() const { return (geometry.vectors() + group - 1) / group; }
-  int64_t half_floats() const { return RowStack::floats(group * Scan::kStates, geometry.chunk); }
+  int64_t half_floats() const { return group * StateRow<Scan::kStates>::floats(geometry.chunk); }
 
   void inwards(int64_t unit, int64_t, bool lower, float* shared, float* own) const {
-    RowStack states(shared + lower * half_floats(), geometry.columns(unit / groups()));
-    states.clear(group * Scan::kStates);
+    float* states = shared + lower * half_floats();
+    std::fill_n(states, half_floats(), 0.0f);
     walk<true>(unit, lower, states, own);
   }
 
   void outwards(int64_t unit, int64_t, bool lower, float* shared, float* own) const {
-    walk<false>(unit, lower, {shared + !lower * half_floats(), geometry.columns(unit / groups())}, own);
+    walk<false>(unit, lower, shared + !lower * half_floats(), own);
   }
 
   template <bool inwards>
-  void walk(int64_t unit, bool lower, RowStack states, float* own) const {
+  void walk(int64_t unit, bool lower, float* states, float* own) const {
     int64_t bytes = geometry.height() * geometry.width() * geometry.channels() * sizeof(float);
     bytes > kFarBytes ? rows<inwards, true>(unit, lower, states, own) : rows<inwards, false>(unit, lower, states, own);
   }
 
   // Never inlined: two copies might be compiled to different roundings.
   template <bool inwards, bool far>
-  [[gnu::noinline]] void rows(int64_t unit, bool lower, RowStack states, float* own) const {
+  [[gnu::noinline]] void rows(int64_t unit, bool lower, float* states, float* own) const {
     int64_t plane = unit / groups(), first = unit % groups() * group;
     int64_t last = std::min(first + group, geometry.vectors());
     Half half{lower, geometry.edges(plane)};
     Arena arena(own);
-    typename Scan::Space space(arena, states.width);
+    typename Scan::Space space(arena, half.edges.width);
     bool adds = geometry.problem.add || !inwards;
     for (int64_t done = 0; done < half.rows(); ++done) {
       int64_t r = inwards ? done : half.rows() - 1 - done;
       int64_t i = half.row(r);
       int64_t next = half.row(inwards ? std::min(r + 1, half.rows() - 1) : std::max<int64_t>(r - 1, 0));
       for (int64_t vector = first; vector < last; ++vector) {
-        ChannelPlane from = geometry.channels(geometry.problem.x, plane, vector), to = geometry.channels(out, plane, vector);
-        Row y = to.writable(i, space.out, adds);
+        ChannelPlane from = geometry.channels(geometry.problem.x, plane, vector);
+        ChannelPlane to = geometry.channels(out, plane, vector);
+        Row next_x = from.in_memory(next), next_y = to.in_memory(next), y = to.writable(i, space.out, adds);
+        StateRow<Scan::kStates> row_states{states + (vector - first) * StateRow<Scan::kStates>::floats(half.edges.width)};
         Scan::template step<inwards>(from.read(i, space.in), half.edges.along(i), inwards ? half.outer(r) : half.inner(r),
-                                     states.from((vector - first) * Scan::kStates), space,
-                                     [&](int64_t j, Vec value) PPMA_INLINE {
+                                     half.edges.width, row_states, space, [&](int64_t j, Vec value) PPMA_INLINE {
                                        if constexpr (far) {
-                                         from.prefetch<false>(next, j);
-                                         to.prefetch<true>(next, j);
+                                         next_x.prefetch(j);
+                                         next_y.prefetch<true>(j);
                                        }
                                        y.put(j, adds ? y(j) + value : value);
                                      });
@@ -86,7 +87,7 @@ struct ScanJob {
 }  // namespace
 
 PPMA_EXPORT int ppma_scan(const ScanProblem* problem, const PlaneTensor* out) {
-  return with_mode(problem->mode, [&](auto mode) {
+  return with_mode<kColumns, kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
     return run_halves(ScanJob<mode>(*problem, *out), static_cast<int>(problem->threads));
   });
 }

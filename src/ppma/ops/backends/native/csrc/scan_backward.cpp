@@ -1,6 +1,5 @@
 // Gradients of the bidirectional decay scans.
-#include "halves.h"
-#include "plane_backward.h"
+#include "backward_job.h"
 #include "scan_geometry.h"
 #include "view.h"
 
@@ -26,55 +25,52 @@ struct GradientTarget {
   void end(int64_t i) const { plane.write_back(i, spare); }
 };
 
-template <int mode>
-struct ScanBackwardJob {
-  using Backward = PlaneBackward<mode>;
+// Some vectors of channels of a plane.
+struct Group {
+  const Geometry& geometry;
+  const ScanGradients& grads;
+  int64_t plane, first, members;
+  Row spare;
+
+  ChannelPlane vector(const PlaneTensor& tensor, int64_t member) const {
+    return geometry.channels(tensor, plane, first + member);
+  }
+  ChannelPlane x(int64_t member) const { return vector(geometry.problem.x, member); }
+  ChannelPlane g(int64_t member) const { return vector(grads.out, member); }
+  GradientTarget target(int64_t member) const {
+    return {vector(grads.x, member), spare, geometry.problem.add != 0, {}};
+  }
+};
+
+struct ScanGradientProblem {
   Geometry geometry;
   const ScanGradients& grads;
-  int64_t units = geometry.planes(), tiles = geometry.vectors();
-  int64_t half_rows = (geometry.height() + 1) / 2;
-  int64_t block_rows = Backward::block_rows(geometry.chunk, half_rows);
-  int64_t half_floats = floats_of<typename Backward::Kept>(geometry.chunk, half_rows, block_rows);
-  int64_t shared_floats = 2 * half_floats;
-  int64_t own_floats = floats_of<typename Backward::Space>(geometry.chunk) + RowStack::floats(1, geometry.chunk);
 
-  // The walks of one half of a plane.
-  struct Walk {
-    Half half;
-    Arena own, kept_here, kept_there;
-    typename Backward::Space space;
-    typename Backward::Kept here, there;
+  struct GroupSpace {
+    Row spare;
 
-    Walk(const ScanBackwardJob& job, int64_t plane, bool lower, float* shared, float* own)
-        : half{lower, job.geometry.edges(plane)},
-          own(own),
-          kept_here(shared + lower * job.half_floats),
-          kept_there(shared + !lower * job.half_floats),
-          space(this->own, half.edges.width),
-          here(kept_here, half.edges.width, job.half_rows, job.block_rows),
-          there(kept_there, half.edges.width, job.half_rows, job.block_rows) {}
+    GroupSpace(Arena& arena, int64_t width) : spare(take_row(arena, width)) {}
   };
 
-  void inwards(int64_t plane, int64_t vector, bool lower, float* shared, float* own) const {
-    Walk walk(*this, plane, lower, shared, own);
-    Backward::inwards(geometry.channels(geometry.problem.x, plane, vector), geometry.channels(grads.out, plane, vector), walk.half, walk.here,
-                      walk.space);
+  int64_t planes() const { return geometry.planes(); }
+  int64_t height() const { return geometry.height(); }
+  int64_t width() const { return geometry.chunk; }
+  int64_t sets() const { return 1; }
+  int64_t members() const { return geometry.vectors(); }
+  Edges edges(int64_t plane) const { return geometry.edges(plane); }
+  EdgeGradients edge_gradients(int64_t plane) const {
+    return {geometry.at(grads.alpha, plane, 1), geometry.at(grads.beta, plane, 1)};
   }
-
-  void outwards(int64_t plane, int64_t vector, bool lower, float* shared, float* own) const {
-    Walk walk(*this, plane, lower, shared, own);
-    Row spare = RowStack(walk.own, 1, walk.half.edges.width)[0];
-    GradientTarget target{geometry.channels(grads.x, plane, vector), spare, geometry.problem.add != 0, {}};
-    EdgeGradients edge_grads{geometry.at(grads.alpha, plane, 1), geometry.at(grads.beta, plane, 1)};
-    Backward::outwards(geometry.channels(geometry.problem.x, plane, vector), geometry.channels(grads.out, plane, vector), target, edge_grads,
-                       walk.half, walk.here, walk.there.middle, walk.space);
+  Group group(int64_t plane, int64_t, int64_t first, int64_t members, const GroupSpace& space) const {
+    return {geometry, grads, plane, first, members, space.spare};
   }
 };
 
 }  // namespace
 
 PPMA_EXPORT int ppma_scan_backward(const ScanProblem* problem, const ScanGradients* grads) {
-  return with_mode(problem->mode, [&](auto mode) {
-    return run_halves(ScanBackwardJob<mode>{Geometry(*problem), *grads}, static_cast<int>(problem->threads));
+  ScanGradientProblem gradient_problem{Geometry(*problem), *grads};
+  return with_mode<kColumns, kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
+    return run_halves(BackwardJob<mode, ScanGradientProblem>{gradient_problem}, static_cast<int>(problem->threads));
   });
 }

@@ -23,6 +23,7 @@ constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t BitsVec __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 inline Vec load(const float* from) {
@@ -130,7 +131,7 @@ constexpr float kRound = 0x1.8p+23f;
 
 // x * 2^whole, where `shifted` is whole + kRound and the result is a normal number.
 inline Vec times_power(Vec x, Vec shifted) {
-  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) + (reinterpret_cast<IntVec>(shifted) << 23));
+  return reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(x) + (reinterpret_cast<BitsVec>(shifted) << 23));
 }
 
 // 2^x for x <= 127 with a relative error of at most 1.2e-7 (tests/ops/test_native_library.py); 0 below the smallest
