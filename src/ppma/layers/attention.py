@@ -1,6 +1,7 @@
 """Masked attention as a module, for channel-last grids and for the token sequences of a plain ViT."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,26 @@ FORMULATIONS = {
     "paper": Formulation(combine="hadamard", decay="relu"),
     "release": Formulation(combine="logit", decay="softplus"),
 }
+
+
+class AttentionInputs(NamedTuple):
+    """What a masked attention is computed from.
+
+    Attributes:
+        q: (B, heads, H, W, d), turned by the positions; (B, heads, 1, prefix + H*W, d) with prefix tokens.
+        k: like q.
+        v: like q.
+        mask: over the same tokens.
+        grid: (H, W).
+        prefix: how many tokens stand before the grid.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: StructuredMask
+    grid: tuple[int, int]
+    prefix: int
 
 
 @cached_constant
@@ -126,29 +147,36 @@ class PolylineAttention(nn.Module):
         Returns:
             Like x.
         """
+        q, k, v, mask, (H, W), prefix = self.inputs(x, grid, rotary)
+        attend = mask.attention if self.kind == "full" else mask.criss_cross
+        out = attend(q, k, v, combine=FORMULATIONS[self.formulation].combine, backend=self.backend)
+
+        out = out.movedim(1, -2).flatten(1, 2).flatten(-2)  # (B, tokens, dim)
+        if self.local is not None:
+            values = v.movedim(1, -2).flatten(1, 2).flatten(-2)
+            on_grid = (t[:, prefix:].unflatten(1, (H, W)) for t in (values, out))
+            local = self.local.plus(*on_grid).flatten(1, 2)
+            out = torch.cat((out[:, :prefix], local), 1) if prefix else local
+        return self.proj(out).reshape(x.shape)
+
+    def inputs(
+        self, x: Tensor, grid: tuple[int, int] | None = None, rotary: tuple[Tensor, Tensor] | None = None
+    ) -> AttentionInputs:
+        """What the attention is computed from; arguments as in `forward`."""
         tokens, (H, W), prefix = self._as_tokens(x, grid)
         packed = self.qkv(tokens)
         if self.rope:
             cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
             if prefix:  # stays where it is: turned by 0
                 cos, sin = F.pad(cos, (0, 0, prefix, 0), value=1.0), F.pad(sin, (0, 0, prefix, 0))
-            q, k, values = rotary_split(packed, self.heads, cos, sin)
+            q, k, v = rotary_split(packed, self.heads, cos, sin)
         else:
-            q, k, values = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-
+            q, k, v = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
         mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)
         if prefix:
             mask, shape = PrefixedMask(mask, prefix, (H, W)), (1, tokens.shape[1])
-        q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (q, k, values))
-        attend = mask.attention if self.kind == "full" else mask.criss_cross
-        out = attend(q, k, v, combine=FORMULATIONS[self.formulation].combine, backend=self.backend)
-
-        out = out.movedim(1, -2).flatten(1, 2).flatten(-2)  # (B, tokens, dim)
-        if self.local is not None:
-            on_grid = (t[:, prefix:].unflatten(1, (H, W)) for t in (values.flatten(-2), out))
-            local = self.local.plus(*on_grid).flatten(1, 2)
-            out = torch.cat((out[:, :prefix], local), 1) if prefix else local
-        return self.proj(out).reshape(x.shape)
+        q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (q, k, v))
+        return AttentionInputs(q, k, v, mask, (H, W), prefix)
 
     def _as_tokens(self, x: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, tuple[int, int], int]:
         """The tokens (B, N, dim), their grid, and how many stand before it."""
