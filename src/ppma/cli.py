@@ -37,7 +37,9 @@ COMMANDS: dict[str, Command] = {
         "train",
     ),
     "eval": Command("measure a checkpoint on held-out data", "ppma.tasks.commands", "eval_arguments", "evaluate"),
-    "predict": Command("classify images", "ppma.tasks.commands", "predict_arguments", "predict"),
+    "predict": Command(
+        "classify images, or draw what is in them", "ppma.tasks.commands", "predict_arguments", "predict"
+    ),
     "ablate": Command(
         "compare the masks: train each with several seeds, one table",
         "ppma.tasks.commands",
@@ -49,6 +51,12 @@ COMMANDS: dict[str, Command] = {
         "ppma.tasks.commands",
         "demo_arguments",
         "run_demo",
+    ),
+    "data": Command(
+        "write a data set: scenes of digits for detection and segmentation",
+        "ppma.data.command",
+        "add_arguments",
+        "run",
     ),
     "bench": Command("measure, and compare with another implementation", "ppma.bench.command", "add_arguments", "run"),
     "kernels": Command(

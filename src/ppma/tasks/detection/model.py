@@ -150,8 +150,8 @@ def mask_rcnn(
 
     Example:
         >>> import torch
-        >>> from ppma.tasks.detection import mask_rcnn
-        >>> model = mask_rcnn("ppma_nano", num_classes=11).eval()
+        >>> from ppma.tasks.detection import DetectorConfig, mask_rcnn
+        >>> model = mask_rcnn("ppma_nano", num_classes=11, detector=DetectorConfig(short_side=64)).eval()
         >>> (found,) = model([torch.rand(3, 64, 96)])
         >>> sorted(found)
         ['boxes', 'labels', 'masks', 'scores']
