@@ -24,13 +24,14 @@ test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
 # The native kernels' tests with a library that checks every access and every undefined operation. Leaks are not looked
-# for: Python itself has many at exit.
+# for: Python itself has many at exit. The C++ library is preloaded as well, or the sanitizer misses how to throw.
 SANITIZED := build/sanitize/lib/ppma/ops/backends/native
+PRELOADED = $$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)
 sanitize: $(INSTALLED)
 	PPMA_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 		$(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize/lib --build-temp build/sanitize
-	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		PPMA_NATIVE_DIR="$(CURDIR)/$(SANITIZED)" $(BIN)/python -m pytest tests/ops/test_native_*.py
+	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 PPMA_NATIVE_DIR="$(CURDIR)/$(SANITIZED)" \
+		$(BIN)/python -m pytest -n 2 tests/ops/test_native_*.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
