@@ -66,7 +66,12 @@ COMMANDS: dict[str, Command] = {
         "run",
     ),
     "example": Command("the paper's 4 x 4 example, worked out", "ppma.explore.command", "no_arguments", "example"),
-    "figure": Command("draw the masks", "ppma.explore.command", "figure_arguments", "figure"),
+    "figure": Command(
+        "draw paths, masks, attention, costs: .png, .pdf, .svg, .gif",
+        "ppma.explore.command",
+        "figure_arguments",
+        "figure",
+    ),
     "info": Command(
         "parameters, FLOPs, activations, grid and attention of a model, or of all",
         "ppma.models.commands",

@@ -1,14 +1,225 @@
+"""What is drawn is what is computed: the arrays are read back from the axes."""
+
+import itertools
+
+import numpy as np
+import pytest
 import torch
+from PIL import Image
 
-from ppma import masks
-from ppma.explore import figures
+from ppma import cli, masks
+from ppma.explore import attention, capture_image, cost, gallery, paths, query_panels, receptive, style
+from ppma.ops import polyline_mask, reference
 
 
-def test_the_gallery_draws_what_is_computed():
-    decays = figures.edge_decays(12)
-    expected = figures.masks_of_query(*decays, (4, 5))
-    drawn = [axis.images[0].get_array() for axis in figures.mask_gallery(12, (4, 5)).axes[:-1]]
-    for values, array in zip(expected.values(), drawn, strict=True):
-        torch.testing.assert_close(torch.as_tensor(array.data), values)
+def drawn(axis):
+    return torch.as_tensor(np.ma.filled(axis.images[0].get_array().astype(float), np.nan))
+
+
+def panel_axes(figure):
+    return [axis for axis in figure.axes if axis.images]
+
+
+def same(actual, expected):
+    torch.testing.assert_close(actual, expected.double(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_mask_gallery():
+    decays = gallery.edge_decays(gallery.disc(12))
+    expected = gallery.masks_of_query(*decays, (4, 5))
+    axes = panel_axes(gallery.mask_gallery(*decays, (4, 5)))
+    assert [axis.get_title() for axis in axes] == list(expected)
+    for axis, values in zip(axes, expected.values(), strict=True):
+        same(drawn(axis), values)
+        assert axis.images[0].get_clim() == (0, 1)
     dense = masks.polyline(*decays).dense().exp().mean(0)
     torch.testing.assert_close(expected["2D polyline"].flatten(), dense[4 * 12 + 5])
+
+
+def test_edge_decays_are_strong_across_edges_only():
+    log_alpha, log_beta = gallery.edge_decays(gallery.disc(16))
+    inside = gallery.disc(16)[0]
+    crossed = (inside[:, 1:] != inside[:, :-1]).double()
+    expected = gallery.CALM + (gallery.EDGE - gallery.CALM) * crossed
+    torch.testing.assert_close(log_alpha[:, 1:].double(), expected)
+    torch.testing.assert_close(log_beta, log_alpha.mT)
+    flat = gallery.edge_decays(torch.ones(3, 4, 4))
+    assert all((decay == gallery.CALM).all() for decay in flat)
+
+
+def test_query_figure(nano, image):
+    record = capture_image(nano.model, image)[0]
+    panels = query_panels(record, (5, 9))
+    figure = attention.query_figure(nano.shown(image), panels, (5, 9))
+    axes = panel_axes(figure)
+    same(torch.as_tensor(axes[0].images[0].get_array()).double(), nano.shown(image).permute(1, 2, 0))
+    values = (panels.alpha, panels.beta, panels.mask, panels.attention, panels.masked_attention)
+    for axis, panel in zip(axes[1:], values, strict=True):
+        same(drawn(axis), panel)
+    assert axes[1].images[0].get_clim() == axes[2].images[0].get_clim()
+    assert axes[4].images[0].get_clim() == axes[5].images[0].get_clim()
+    (frame,) = axes[0].patches  # tokens are 2 x 2 pixels
+    assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17.5, 9.5, 2, 2)
+    assert style.rendered(figure).size[0] > 1000
+
+
+def test_heads_figure(nano, image):
+    record = capture_image(nano.model, image)[1]
+    axes = panel_axes(attention.heads_figure(nano.shown(image), record, (3, 4)))
+    assert len(axes) == 1 + 5 * record.heads
+    by_head = [query_panels(record, (3, 4), head=head) for head in range(record.heads)]
+    for row, name in enumerate(("alpha", "beta", "mask", "attention", "masked_attention")):
+        in_row = axes[1 + row * record.heads : 1 + (row + 1) * record.heads]
+        assert len({axis.images[0].get_clim() for axis in in_row}) == 1
+        for axis, panels in zip(in_row, by_head, strict=True):
+            same(drawn(axis), getattr(panels, name))
+
+
+def test_animation_moves_the_query(nano, image, tmp_path):
+    record = capture_image(nano.model, image)[1]
+    queries = attention.walk(record.grid, 5)
+    assert all(a != b for a, b in itertools.pairwise(queries))
+    frames = attention.query_animation(nano.shown(image), record, queries, dpi=40)
+    out = tmp_path / "moving.gif"
+    attention.save_gif(frames, out)
+    with Image.open(out) as gif:
+        assert gif.n_frames == len(queries)
+        assert gif.size == frames[0].size
+        assert gif.info["loop"] == 0
+        red = [(np.asarray(_frame(gif, index)) == (255, 0, 0)).all(-1).any() for index in range(gif.n_frames)]
+    assert all(red), "the query's box keeps its colour"
+    with pytest.raises(ValueError, match=r"out: expected a file that ends in \.gif"):
+        attention.save_gif(frames, tmp_path / "moving.png")
+
+
+def _frame(gif, index):
+    gif.seek(index)
+    return gif.convert("RGB")
+
+
+@pytest.mark.parametrize("path", ["v2h", "h2v"])
+def test_paths_walk_the_edges_of_the_reference(path):
+    """Edges between the drawn tokens are those whose decays the reference multiplies."""
+    H, W = 3, 4
+    names = torch.arange(H * W).view(H, W)
+    reference_path = {"v2h": reference.path_v2h, "h2v": reference.path_h2v}[path]
+    for query in reference.tokens(H, W):
+        for key in reference.tokens(H, W):
+            walked = paths.path_tokens(query, key, path)
+            assert (walked[0], walked[-1]) == (key, query)
+            row, column = reference_path(names, names, query, key)
+            steps = list(itertools.pairwise(walked))
+            assert all(abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for a, b in steps)
+            assert sorted(names[a[0], max(a[1], b[1])].item() for a, b in steps if a[0] == b[0]) == row.tolist()
+            assert sorted(names[max(a[0], b[0]), a[1]].item() for a, b in steps if a[0] != b[0]) == column.tolist()
+
+
+def test_path_figures_draw_these_paths():
+    figure = paths.path_figure((1, 1), (4, 6))
+    lines = {
+        line.get_label(): list(zip(line.get_ydata(), line.get_xdata(), strict=True)) for line in figure.axes[0].lines
+    }
+    assert lines == {path.upper(): paths.path_tokens((1, 1), (4, 6), path) for path in ("v2h", "h2v")}
+    all_paths = paths.path_gallery(3)
+    assert len(all_paths.axes) == 81
+    tokens = reference.tokens(3, 3)
+    for axis, (query, key) in zip(all_paths.axes, ((q, k) for q in tokens for k in tokens), strict=True):
+        (line,) = axis.lines
+        assert list(zip(line.get_ydata(), line.get_xdata(), strict=True)) == paths.path_tokens(query, key, "v2h")
+    with pytest.raises(ValueError, match="query: expected a token of the 6 x 8 grid"):
+        paths.path_figure((6, 0), (0, 0))
+    with pytest.raises(ValueError, match="side: expected 1 to 4"):
+        paths.path_gallery(5)
+
+
+def test_path_figure_writes_decays_and_products():
+    alpha, beta = torch.rand(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    figure = paths.path_figure((0, 1), (2, 4), (4, 5), (alpha, beta))
+    written = [text.get_text() for text in figure.axes[0].texts]
+    expected = [*alpha[0, 2:5], *beta[1:3, 4], *alpha[2, 2:5], *beta[1:3, 1]]
+    assert sorted(written) == sorted(f"{value:.2g}" for value in expected)
+    product = polyline_mask(alpha.log(), beta.log(), paths="v2h")[1, 14]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[0] == f"V2H: {product:.3g}"
+
+
+def test_cost_figure_draws_what_was_measured():
+    costs = {
+        name: cost.Cost((4, 8), (0.001 * n, 0.004 * n), (1000 * n, 8000 * n))
+        for n, name in enumerate(cost.CONTENDERS, start=1)
+    }
+    time, memory = cost.cost_figure(costs).axes
+    assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
+    for line, entry in zip(time.lines, costs.values(), strict=True):
+        assert list(line.get_xdata()) == [16, 64]
+        assert list(line.get_ydata()) == pytest.approx([1e3 * seconds for seconds in entry.seconds])
+    for line, entry in zip(memory.lines, costs.values(), strict=True):
+        assert list(line.get_ydata()) == pytest.approx([value / 1e6 for value in entry.peak_bytes])
+        assert "N^{1.50}" in line.get_label()
+
+
+def test_every_way_to_multiply_gives_the_same():
+    results = [cost.call(name, 6)() for name in cost.CONTENDERS]
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
+    measured = cost.measure(8, rounds=1, memory=False)
+    assert [entry.sides for entry in measured.values()] == [(4, 6, 8), (8,), (8,), (8,)]
+    assert len(cost.cost_figure(measured).axes) == 1
+    with pytest.raises(ValueError, match="largest: expected a side of at least 4"):
+        cost.measure(2)
+
+
+def test_receptive_field(nano):
+    images = receptive.noise_images(2, 32)
+    field = receptive.effective_receptive_field(nano.model, images, stage=1)
+    pixels = images[:1].clone().requires_grad_()
+    gradients = []
+    for index in range(2):
+        pixels = images[index : index + 1].clone().requires_grad_()
+        feature = nano.model.stages[1](nano.model.stages[0](nano.model.stem(pixels)))[0, 4, 4]
+        gradients.append(torch.autograd.grad(feature.sum(), pixels)[0][0].abs().mean(0))
+    expected = sum(gradients) / sum(gradients).max()
+    torch.testing.assert_close(field, expected)
+    figure = receptive.receptive_field_figure({"one": field, "two": field**2})
+    first, second = panel_axes(figure)
+    same(drawn(first), field.clamp_min(1e-4).log10())
+    assert first.images[0].get_clim() == second.images[0].get_clim()
+    with pytest.raises(ValueError, match="stage: expected 0 to 3"):
+        receptive.effective_receptive_field(nano.model, images, stage=4)
+    assert receptive.covered(torch.ones(100, 100), 0.25) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["paths", "--out", "a.png"], b"\x89PNG"),
+        (["pairs", "--side", "2", "--out", "a.svg"], b"<?xml"),
+        (["masks", "--side", "8", "--image", "shapes", "--query", "2,3", "--out", "a.pdf"], b"%PDF"),
+        (["attention", "--image", "cat", "--decays", "edges", "--stage", "2", "--out", "a.png"], b"\x89PNG"),
+        (["attention", "--image", "cat", "--frames", "3", "--stage", "3", "--head", "1", "--out", "a.gif"], b"GIF89a"),
+        (["heads", "--mask", "hilbert", "--strength", "2", "--stage", "3", "--out", "a.png"], b"\x89PNG"),
+        (["cost", "--largest", "8", "--rounds", "1", "--no-memory", "--out", "a.png"], b"\x89PNG"),
+        (["receptive-field", "--masks", "2d", "--images", "1", "--stage", "2", "--out", "a.png"], b"\x89PNG"),
+    ],
+    ids=lambda value: "-".join(value[:1]) if isinstance(value, list) else "",
+)
+def test_command_writes_figures(words, start, tmp_path, capsys):
+    out = tmp_path / words[-1]
+    assert cli.main(["figure", *words[:-1], str(out)]) == 0
+    assert out.read_bytes().startswith(start)
+    assert str(out) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["paths", "--out", "a.gif"], "out: expected a file that ends in .png, .pdf, .svg"),
+        (["masks", "--query", "25,1", "--out", "a.png"], "query: expected a token of the 24 x 24 grid"),
+        (["attention", "--model", "ppma_huge", "--out", "a.png"], "model: expected one of"),
+        (["attention", "--image", "nothing.png", "--out", "a.png"], "image: expected a file, found none"),
+        (["attention", "--stage", "9", "--out", "a.png"], "stage, block: expected an attention of the model"),
+    ],
+)
+def test_mistakes_have_a_message(words, message, capsys):
+    assert cli.main(["figure", *words]) == 2
+    assert message in capsys.readouterr().err

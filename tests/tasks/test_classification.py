@@ -15,7 +15,6 @@ from ppma import cli
 from ppma.data.arrays import digits
 from ppma.engine.log import read_rows
 from ppma.tasks.classification.ablation import PAPER
-from ppma.tasks.classification.inside import attention_calls
 from ppma.tasks.classification.task import ClassificationMetrics
 from ppma.tasks.classification.weights import check_classes, load_classifier
 from ppma.tasks.run import train
@@ -162,17 +161,6 @@ def test_a_few_images_are_learned_by_heart(tmp_path):
     losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
     assert losses[0] > 1.5
     assert losses[-1] < 0.25
-
-
-def test_attention_maps_are_the_models_own(digits_run):
-    model = ppma.load_checkpoint(digits_run / "best.safetensors")
-    image = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
-    calls = attention_calls(model, image)
-    assert [call.grid for call in calls] == [(16, 16)] + [(8, 8)] * 2 + [(4, 4)] * 4 + [(2, 2)]
-    for call in calls:
-        torch.testing.assert_close(call.mask.diagonal(), torch.ones(call.mask.shape[0]))
-        assert (call.weights >= 0).all()
-        assert (call.weights.sum(1) <= 2 + 1e-4).all()  # each path's map has rows of at most 1
 
 
 def test_ablation(tmp_path, capsys):

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ppma.bench import costs
+from ppma.explore.paths import path_tokens
 from ppma.ops import polyline_mask, polyline_scan, reference
 
 SIDE = 4
@@ -20,8 +21,7 @@ def example_decays() -> tuple[Tensor, Tensor]:
 
 def draw_path(query: tuple[int, int], key: tuple[int, int]) -> str:
     """The V2H path on the grid: Q query, K key, * tokens on the way."""
-    (i, j), (k, l) = query, key
-    on_path = {(n, l) for n in range(min(i, k), max(i, k) + 1)} | {(i, n) for n in range(min(j, l), max(j, l) + 1)}
+    on_path = path_tokens(query, key, "v2h")
     marks = {query: "Q", key: "K"}
     return "\n".join(
         "  " + " ".join(marks.get((r, c), "*" if (r, c) in on_path else ".") for c in range(SIDE)) for r in range(SIDE)

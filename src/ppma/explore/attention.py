@@ -1,0 +1,149 @@
+"""Figures of one query in one image: decays, mask and attention; a strip over the heads; a query that moves."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+from torch import Tensor
+
+from ppma.explore import style
+from ppma.explore.capture import AttentionRecord
+from ppma.explore.query import QueryPanels, query_panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Token = tuple[int, int]
+
+
+def token_size(image: Tensor, grid: tuple[int, int]) -> tuple[float, float]:
+    """Height and width of a token in pixels of the image (3, height, width)."""
+    return image.shape[1] / grid[0], image.shape[2] / grid[1]
+
+
+def decay_limits(panels: Sequence[QueryPanels]) -> tuple[float, float]:
+    """One scale for all decays: from the tenth below the smallest to 1."""
+    inside = [values[~values.isnan()] for panel in panels for values in (panel.alpha, panel.beta)]
+    smallest = min((values.min().item() for values in inside if values.numel()), default=0.0)
+    return max(0.0, min(0.9, math.floor(10 * smallest) / 10)), 1.0
+
+
+def attention_limits(panels: Sequence[QueryPanels]) -> tuple[float, float]:
+    """One scale for all attention, with and without mask: from 0 to the largest."""
+    return 0.0, max(max(panel.attention.max().item(), panel.masked_attention.max().item()) for panel in panels)
+
+
+def query_figure(
+    image: Tensor,
+    panels: QueryPanels,
+    query: Token,
+    *,
+    columns: int = 6,
+    scales: Sequence[QueryPanels] | None = None,
+) -> "Figure":
+    """Image with the token's box, alpha, beta, mask, attention without mask, masked attention.
+
+    Decays share one colour scale, the two attentions another.
+
+    Args:
+        image: (3, height, width), values in [0, 1].
+        panels: from `query_panels`.
+        query: (i, j).
+        columns: panels side by side: 6, 3 or 2.
+        scales: the panels whose values the colour scales span, for figures to be compared; `panels` alone if None.
+    """
+    grid = (panels.mask.shape[0], panels.mask.shape[1])
+    decay, attention = decay_limits(scales or [panels]), attention_limits(scales or [panels])
+    figure = style.new_figure(2.15 * columns, 2.3 * (6 // columns))
+    axes = figure.subplots(6 // columns, columns, squeeze=False).flatten()
+    style.picture(axes[0], image, "image and query")
+    axes[0].add_patch(style.box(query, grid, scale=token_size(image, grid)))
+    style.heat(axes[1], panels.alpha, "decay α (horizontal)", limits=decay, colours=style.DECAY_COLOURS)
+    drawn = style.heat(axes[2], panels.beta, "decay β (vertical)", limits=decay, colours=style.DECAY_COLOURS)
+    figure.colorbar(drawn, ax=axes[2], shrink=0.75)
+    drawn = style.heat(axes[3], panels.mask, "mask", query=query)
+    figure.colorbar(drawn, ax=axes[3], shrink=0.75)
+    style.heat(axes[4], panels.attention, "attention without mask", limits=attention, query=query)
+    drawn = style.heat(axes[5], panels.masked_attention, "masked attention", limits=attention, query=query)
+    figure.colorbar(drawn, ax=axes[5], shrink=0.75, format="%.2g")
+    return figure
+
+
+def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figure":
+    """One column for each head: decays, mask, attention without and with the mask, on one colour scale a row.
+
+    Args:
+        image: (3, height, width), values in [0, 1].
+        record: of an attention of a model for this image.
+        query: (i, j).
+    """
+    panels = [query_panels(record, query, head=head) for head in range(record.heads)]
+    decay, attention = decay_limits(panels), attention_limits(panels)
+    rows = [
+        ("decay α", [p.alpha for p in panels], decay, style.DECAY_COLOURS, None),
+        ("decay β", [p.beta for p in panels], decay, style.DECAY_COLOURS, None),
+        ("mask", [p.mask for p in panels], (0.0, 1.0), style.WEIGHT_COLOURS, query),
+        ("attention", [p.attention for p in panels], attention, style.WEIGHT_COLOURS, query),
+        ("masked", [p.masked_attention for p in panels], attention, style.WEIGHT_COLOURS, query),
+    ]
+    figure = style.new_figure(2.4 + 1.5 * record.heads, 1.5 * len(rows) + 0.3)
+    grid = figure.subplots(len(rows), 1 + record.heads, squeeze=False)
+    first, axes = grid[:, 0], grid[:, 1:]
+    style.picture(first[0], image, "query")
+    first[0].add_patch(style.box(query, record.grid, scale=token_size(image, record.grid)))
+    for axis in first[1:]:
+        axis.set_axis_off()
+    for row, (name, values, limits, colours, marked) in zip(axes, rows, strict=True):
+        for axis, array in zip(row, values, strict=True):
+            drawn = style.heat(axis, array, "", limits=limits, colours=colours, query=marked)
+        row[0].set_ylabel(name, fontsize=10)
+        figure.colorbar(drawn, ax=list(row), shrink=0.8, format="%.2g")
+    for head, axis in enumerate(axes[0]):
+        axis.set_title(f"head {head + 1}", fontsize=10)
+    return figure
+
+
+def walk(grid: tuple[int, int], steps: int = 24) -> list[Token]:
+    """Tokens around the middle of the grid, on a closed curve, none twice in a row."""
+    H, W = grid
+    tokens: list[Token] = []
+    for step in range(steps):
+        angle = 2 * math.pi * step / steps
+        row = round((H - 1) * (0.5 - 0.36 * math.cos(angle)))
+        column = round((W - 1) * (0.5 + 0.36 * math.sin(angle)))
+        if not tokens or tokens[-1] != (row, column):
+            tokens.append((row, column))
+    return tokens
+
+
+def query_animation(
+    image: Tensor, record: AttentionRecord, queries: Sequence[Token], *, head: int | None = None, dpi: int = 80
+) -> list[Image.Image]:
+    """One `query_figure` for each query, as images, all on the same colour scales.
+
+    Args:
+        image: (3, height, width), values in [0, 1].
+        record: of an attention of a model for this image.
+        queries: tokens, in the order of the animation.
+        head: counted from 0; None for the mean over the heads.
+        dpi: pixels to the inch.
+    """
+    panels = [query_panels(record, query, head=head) for query in queries]
+    return [
+        style.rendered(query_figure(image, panel, query, columns=3, scales=panels), dpi=dpi)
+        for query, panel in zip(queries, panels, strict=True)
+    ]
+
+
+def save_gif(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 200) -> None:
+    """Write frames of one size as an endless GIF."""
+    style.check_format(path, (".gif",))
+    # One palette for all frames: what does not move keeps its bytes, and the file small.
+    # The box of the query is too thin to earn a colour there by itself.
+    palette_source = frames[0].copy()
+    palette_source.paste(style.QUERY_COLOUR, (0, 0, palette_source.width, palette_source.height // 10))
+    palette = palette_source.quantize(colors=128)
+    first, *rest = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    first.save(path, save_all=True, append_images=rest, duration=milliseconds, loop=0, optimize=True)

@@ -1,0 +1,121 @@
+"""What the attentions of a model are computed from: hooks keep it while the model runs as it always does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ppma.layers.attention import FORMULATIONS, AttentionInputs, PolylineAttention
+from ppma.masks import StructuredMask
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One masked attention of a model, for a batch of images.
+
+    Attributes:
+        name: of the module, such as "stages.0.blocks.1.attn".
+        kind: "full" or "criss_cross".
+        combine: "hadamard" or "logit".
+        q: (B, heads, H, W, d), turned by the positions; (B, heads, 1, prefix + H*W, d) with prefix tokens.
+        k: like q.
+        mask: over the same tokens.
+        grid: (H, W).
+        prefix: how many tokens stand before the grid.
+    """
+
+    name: str
+    kind: str
+    combine: str
+    q: Tensor
+    k: Tensor
+    mask: StructuredMask
+    grid: tuple[int, int]
+    prefix: int = 0
+
+    @property
+    def heads(self) -> int:
+        """Attention heads."""
+        return self.q.shape[1]
+
+
+def _record(name: str, module: PolylineAttention, inputs: AttentionInputs) -> AttentionRecord:
+    return AttentionRecord(
+        name=name,
+        kind=module.kind,
+        combine=FORMULATIONS[module.formulation].combine,
+        q=inputs.q,
+        k=inputs.k,
+        mask=inputs.mask,
+        grid=inputs.grid,
+        prefix=inputs.prefix,
+    )
+
+
+@contextmanager
+def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
+    """Record every masked attention that runs inside the context, in order.
+
+    The model's own computation is untouched: a hook looks at the input of each `PolylineAttention` and projects it once
+    more. Outputs inside the context are bit for bit those outside.
+
+    Args:
+        model: any module that contains `PolylineAttention`.
+
+    Yields:
+        A list that grows while the model runs.
+
+    Example:
+        >>> import timm, torch, ppma
+        >>> from ppma.explore import capture
+        >>> model = timm.create_model("ppma_nano").eval()
+        >>> with capture(model) as records:
+        ...     _ = model(torch.randn(1, 3, 32, 32))
+        >>> records[0].name, records[0].kind, records[0].grid
+        ('stages.0.blocks.0.attn', 'criss_cross', (16, 16))
+    """
+    records: list[AttentionRecord] = []
+
+    def hook(name: str) -> Any:
+        def look(module: PolylineAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with torch.no_grad():
+                records.append(_record(name, module, module.inputs(*args, **kwargs)))
+
+        return look
+
+    handles = [
+        module.register_forward_pre_hook(hook(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, PolylineAttention)
+    ]
+    try:
+        yield records
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def capture_image(model: nn.Module, image: Tensor) -> list[AttentionRecord]:
+    """Every masked attention of a model, in evaluation mode, for one image (3, height, width)."""
+    was_training = model.training
+    try:
+        with capture(model.eval()) as records, torch.no_grad():
+            model(image[None])
+    finally:
+        model.train(was_training)
+    if not records:
+        raise ValueError(f"model: expected masked attentions (PolylineAttention) in {type(model).__name__}, found none")
+    return records
+
+
+def find_record(records: list[AttentionRecord], stage: int, block: int) -> AttentionRecord:
+    """The attention of a block of a backbone, both counted from 0."""
+    name = f"stages.{stage}.blocks.{block}.attn"
+    for record in records:
+        if record.name.endswith(name):
+            return record
+    names = ", ".join(record.name for record in records)
+    raise ValueError(f"stage, block: expected an attention of the model ({names}), got {name}")

@@ -1,0 +1,133 @@
+"""Time and memory of a product with the mask against the number of tokens, measured when the figure is drawn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ppma.bench.costs import METHODS
+from ppma.bench.memory import peak
+from ppma.bench.scaling import exponent
+from ppma.bench.timing import interleave
+from ppma.explore import style
+from ppma.ops import checks, polyline_scan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to compute the V2H mask times x, and the grids on which it ends in reasonable time."""
+
+    name: str
+    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+    sides: tuple[int, ...]
+
+
+def _scan(x: Tensor, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
+    return polyline_scan(x, log_alpha, log_beta, paths="v2h")
+
+
+_SIDES = ((4, 6, 8, 12), (8, 16, 32, 64), (8, 16, 32, 64, 128, 256), (8, 16, 32, 64, 128, 256, 512))
+_RUNS = (*(method.run for method in METHODS[:3]), _scan)
+CONTENDERS = {
+    method.name: Contender(f"{method.name}, {method.cost}", run, sides)
+    for method, run, sides in zip(METHODS, _RUNS, _SIDES, strict=True)
+}
+
+
+def call(name: str, side: int) -> Callable[[], Tensor]:
+    """One product on a side x side grid with 16 channels in float64, the type of the literal definition."""
+    checks.one_of("method", name, CONTENDERS)
+    generator = torch.Generator().manual_seed(0)
+    log_alpha, log_beta = -torch.rand(2, side, side, generator=generator, dtype=torch.float64)
+    x = torch.randn(side, side, CHANNELS, generator=generator, dtype=torch.float64)
+
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return CONTENDERS[name].run(x, log_alpha, log_beta)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one method needs on growing grids.
+
+    Attributes:
+        sides: of the square grids.
+        seconds: median of each.
+        peak_bytes: memory at the peak, beyond inputs and libraries; empty where it was not measured.
+    """
+
+    sides: tuple[int, ...]
+    seconds: tuple[float, ...]
+    peak_bytes: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """N of each grid."""
+        return [side * side for side in self.sides]
+
+
+def measure(largest: int = 256, *, rounds: int = 5, memory: bool = True) -> dict[str, Cost]:
+    """Run every method on its grids up to a side, now and here.
+
+    Args:
+        largest: side of the largest grid.
+        rounds: each grid is timed so often, in turns.
+        memory: measure the peak memory as well, each in a process of its own (Linux).
+
+    Returns:
+        Costs by method.
+    """
+    costs = {}
+    for name, contender in CONTENDERS.items():
+        sides = tuple(side for side in contender.sides if side <= largest)
+        if not sides:
+            raise ValueError(f"largest: expected a side of at least {contender.sides[0]}, got {largest}")
+        timings = interleave({str(side): call(name, side) for side in sides}, rounds=rounds, label=name)
+        peaks = tuple(peak("ppma.explore.cost:call", name, side, warm=True) for side in sides) if memory else ()
+        costs[name] = Cost(sides, tuple(timings.median(str(side)) for side in sides), peaks)
+    return costs
+
+
+def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
+    """Time and, where measured, peak memory against N, both axes logarithmic; the legend has the fitted exponents.
+
+    Args:
+        costs: from `measure`.
+    """
+    colours = (style.VERMILION, style.ORANGE, style.BLUE, style.GREEN)
+    with_memory = all(cost.peak_bytes for cost in costs.values())
+    figure = style.new_figure(9.6 if with_memory else 5.2, 4.2)
+    axes = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
+    titles = ("time (ms)", "peak memory (MB)")
+    for column, axis in enumerate(axes):
+        for (name, cost), colour, marker in zip(costs.items(), colours, "os^D", strict=False):
+            values = _milliseconds(cost) if column == 0 else _megabytes(cost)
+            label = f"{CONTENDERS[name].name}: $N^{{{_slope(cost.sides, values):.2f}}}$"
+            axis.loglog(cost.tokens, values, marker=marker, color=colour, label=label)
+        axis.set_xlabel("tokens N")
+        axis.set_title(titles[column], fontsize=11)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7.5, title="method, theory: measured", title_fontsize=8)
+    return figure
+
+
+def _milliseconds(cost: Cost) -> list[float]:
+    return [1e3 * value for value in cost.seconds]
+
+
+def _megabytes(cost: Cost) -> list[float]:
+    return [value / 1e6 for value in cost.peak_bytes]
+
+
+def _slope(sides: Sequence[int], values: Sequence[float]) -> float:
+    """The exponent between the two largest grids, where fixed costs count least."""
+    return exponent(sides[-2:], values[-2:]) if len(sides) > 1 else float("nan")

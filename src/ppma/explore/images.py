@@ -1,0 +1,59 @@
+"""Images that users bring, with limits, and the samples that come with the package."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from ppma.data.source import decode
+from ppma.engine.task import BrokenSampleError
+from ppma.ops import checks
+
+SAMPLES = Path(__file__).parent / "samples"
+MAX_BYTES = 10_000_000
+MAX_PIXELS = 40_000_000
+MAX_RATIO = 10  # of the sides: a longer image would be scaled to something huge
+
+
+def sample_names() -> tuple[str, ...]:
+    """The names of the sample images."""
+    return tuple(sorted(path.stem for path in SAMPLES.iterdir() if path.suffix in (".png", ".jpg")))
+
+
+def sample_path(name: str) -> Path:
+    """The file of a sample image."""
+    checks.one_of("sample", name, sample_names())
+    return next(SAMPLES.glob(f"{name}.*"))
+
+
+def read_image(path: str | Path) -> Image.Image:
+    """An image file in RGB.
+
+    Raises:
+        ValueError: it is too large or no image; the message is for the user.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"image: expected a file, found none at {path}")
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ValueError(f"image: expected at most {MAX_BYTES / 1e6:g} MB, {path.name} has {size / 1e6:.1f} MB")
+    try:
+        with Image.open(path) as header:  # reads no pixels yet
+            width, height = header.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise ValueError(f"image: expected a picture (PNG, JPEG, ...), {path.name} cannot be read as one") from None
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"image: expected at most {MAX_PIXELS / 1e6:g} megapixels, {path.name} has {width} x {height}")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise ValueError(
+            f"image: expected sides in a ratio of at most {MAX_RATIO} to 1, {path.name} has {width} x {height}"
+        )
+    try:
+        return decode(str(path), path.name)
+    except BrokenSampleError as error:
+        raise ValueError(f"image: damaged or cut short: {error}") from None
+
+
+def find_image(name: str | Path) -> Image.Image:
+    """A sample image by its name, or a file."""
+    return read_image(sample_path(str(name)) if str(name) in sample_names() else name)

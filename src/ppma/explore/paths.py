@@ -1,0 +1,113 @@
+"""The polyline paths as pictures: both paths between two tokens, and all 81 on a 3 x 3 grid."""
+
+import itertools
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ppma.explore import style
+from ppma.explore.query import check_query
+from ppma.ops import checks, polyline_mask, reference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Token = tuple[int, int]
+LINES = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
+
+
+def corner(query: Token, key: Token, path: str) -> Token:
+    """Where the path turns: V2H walks the key's column first, H2V the key's row."""
+    checks.one_of("path", path, tuple(LINES))
+    return (query[0], key[1]) if path == "v2h" else (key[0], query[1])
+
+
+def path_tokens(query: Token, key: Token, path: str) -> list[Token]:
+    """The tokens on the path from the key to the query, both included, in the order of the walk."""
+    turn = corner(query, key, path)
+    walked = [key]
+    for end in (turn, query):
+        while walked[-1] != end:
+            (i, j), (k, l) = walked[-1], end
+            walked.append((i + (k > i) - (k < i), j + (l > j) - (l < j)))
+    return walked
+
+
+def _draw_path(axis: "Axes", query: Token, key: Token, path: str, *, width: float) -> None:
+    colour, dash = LINES[path]
+    rows, columns = zip(*path_tokens(query, key, path), strict=True)
+    axis.plot(columns, rows, dash, color=colour, linewidth=width, label=path.upper(), solid_capstyle="round")
+
+
+def _draw_tokens(axis: "Axes", grid: tuple[int, int], query: Token, key: Token, *, size: float) -> None:
+    H, W = grid
+    tokens = reference.tokens(H, W)
+    axis.scatter([j for _, j in tokens], [i for i, _ in tokens], s=size, color="0.75", zorder=2)
+    axis.scatter([key[1]], [key[0]], s=2.5 * size, color=style.GREEN, zorder=3, label="key", marker="s")
+    axis.scatter([query[1]], [query[0]], s=2.5 * size, color=style.QUERY_COLOUR, zorder=4, label="query")
+    axis.set_xlim(-0.6, W - 0.4)
+    axis.set_ylim(H - 0.4, -0.6)
+    axis.set_aspect("equal")
+    style.bare(axis)
+
+
+def path_figure(
+    query: Token, key: Token, grid: tuple[int, int] = (6, 8), decays: tuple[Tensor, Tensor] | None = None
+) -> "Figure":
+    """Both paths from a key to a query; with decays, each edge on them has its decay and each path its product.
+
+    Args:
+        query: (i, j).
+        key: (k, l).
+        grid: (H, W).
+        decays: alpha and beta, (H, W) each.
+    """
+    for token in (query, key):
+        check_query(token, grid)
+    figure = style.new_figure(1.3 + 0.62 * grid[1], 0.9 + 0.62 * grid[0])
+    axis = figure.subplots()
+    for path in LINES:
+        _draw_path(axis, query, key, path, width=2.5)
+    _draw_tokens(axis, grid, query, key, size=45)
+    names = [path.upper() for path in LINES]
+    if decays is not None:
+        alpha, beta = decays
+        for path in LINES:
+            _write_decays(axis, path_tokens(query, key, path), alpha, beta)
+        flat = query[0] * grid[1] + query[1], key[0] * grid[1] + key[1]
+        products = [polyline_mask(alpha.log(), beta.log(), paths=path)[flat].item() for path in LINES]
+        names = [f"{name}: {product:.3g}" for name, product in zip(names, products, strict=True)]
+    handles, labels = axis.get_legend_handles_labels()
+    labels[: len(names)] = names
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor) -> None:
+    """The decay of each edge beside it: alpha stands at the right end of its edge, beta at the lower."""
+    for (i, j), (k, l) in itertools.pairwise(walked):
+        value = alpha[i, max(j, l)] if i == k else beta[max(i, k), j]
+        place = ((j + l) / 2, i - 0.18) if i == k else (j + 0.08, (i + k) / 2)
+        align = "center" if i == k else "left"
+        axis.text(*place, f"{value:.2g}", fontsize=8, ha=align, va="center")
+
+
+def path_gallery(side: int = 3, path: str = "v2h") -> "Figure":
+    """The paths between all pairs of tokens: one small grid for each entry of the mask, queries down, keys across."""
+    if not 1 <= side <= 4:
+        raise ValueError(f"side: expected 1 to 4 (there are side^4 paths), got {side}")
+    tokens = reference.tokens(side, side)
+    n = len(tokens)
+    figure = style.new_figure(0.9 + 0.72 * n, 0.9 + 0.72 * n)
+    axes = figure.subplots(n, n, squeeze=False)
+    for row, query in zip(axes, tokens, strict=True):
+        for axis, key in zip(row, tokens, strict=True):
+            _draw_path(axis, query, key, path, width=1.8)
+            _draw_tokens(axis, (side, side), query, key, size=5)
+        row[0].set_ylabel(f"({query[0] + 1},{query[1] + 1})", fontsize=9)
+    for axis, key in zip(axes[0], tokens, strict=True):
+        axis.set_title(f"({key[0] + 1},{key[1] + 1})", fontsize=9)
+    figure.supxlabel(f"key (square); {path.upper()} paths", fontsize=10)
+    figure.supylabel("query (dot)", fontsize=10)
+    return figure

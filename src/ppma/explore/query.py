@@ -1,0 +1,220 @@
+"""One query token: what its mask and its attention give to every key.
+
+Nothing here repeats the mathematics: an attention is linear in v, so the weights of a query are the gradient of its
+output with respect to v, computed by the operator that the model runs. This holds for every mask, for both ways to
+combine it with a softmax, and for criss-cross attention, whose N x N map is a product that is never built.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppma import masks
+from ppma.explore.capture import AttentionRecord
+from ppma.layers.attention import FORMULATIONS
+from ppma.layers.prefix import PrefixedMask
+from ppma.masks import PolylineMask, ScanMask, StructuredMask
+from ppma.ops import checks
+from ppma.ops.layout import compute_dtype
+
+RMT_SPAN = 4.0  # how RMT's fixed decays spread over the heads in the first stages
+
+
+def decays(mask: StructuredMask) -> tuple[Tensor, Tensor]:
+    """The log-decays that a mask is made of, horizontal (or of the first scan) and vertical (or of the second)."""
+    if isinstance(mask, PrefixedMask):
+        return decays(mask.mask)
+    if isinstance(mask, ScanMask):
+        return mask.log_decays[0], mask.log_decays[1]
+    assert isinstance(mask, PolylineMask)
+    return mask.log_alpha, mask.log_beta
+
+
+def with_decays(mask: StructuredMask, log_alpha: Tensor, log_beta: Tensor) -> StructuredMask:
+    """The same mask made of other log-decays."""
+    if isinstance(mask, PrefixedMask):
+        return PrefixedMask(with_decays(mask.mask, log_alpha, log_beta), mask.prefix, mask.grid)
+    if isinstance(mask, ScanMask):
+        return ScanMask([log_alpha, log_beta], mask.orders)
+    assert isinstance(mask, PolylineMask)
+    return PolylineMask(log_alpha, log_beta, mask.operator_paths)
+
+
+def map_decays(mask: StructuredMask, change: Callable[[Tensor], Tensor]) -> StructuredMask:
+    """The same mask with each of its log-decays changed."""
+    log_alpha, log_beta = decays(mask)
+    return with_decays(mask, change(log_alpha), change(log_beta))
+
+
+def check_query(query: tuple[int, int], grid: tuple[int, int]) -> None:
+    """A query must lie on the grid."""
+    if not (0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]):
+        raise ValueError(f"query: expected a token of the {grid[0]} x {grid[1]} grid, got row, column {query}")
+
+
+def query_weights(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
+    """What the query takes from every key of the grid.
+
+    Args:
+        record: of an attention.
+        query: (i, j).
+
+    Returns:
+        (B, heads, H, W): the query's row of the N x N map, mask included. Prefix tokens are left out.
+    """
+    check_query(query, record.grid)
+    H, W = record.grid
+    token = record.prefix + query[0] * W + query[1]
+    with torch.inference_mode(False), torch.enable_grad():
+        # Clones, because what was captured in inference mode takes no part in gradients.
+        q, k = (t.detach().clone().to(compute_dtype(t.dtype)) for t in (record.q, record.k))
+        mask = map_decays(record.mask, lambda decay: decay.detach().clone())
+        v = q.new_zeros((*q.shape[:-1], 1), requires_grad=True)
+        attend = mask.attention if record.kind == "full" else mask.criss_cross
+        out = attend(q, k, v, combine=record.combine).flatten(2, 3)
+        (row,) = torch.autograd.grad(out[:, :, token].sum(), v)
+    return row.flatten(2)[..., record.prefix :].unflatten(-1, (H, W))
+
+
+def query_mask(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
+    """What the mask gives to every key: the mean of its paths, so that the query itself has 1.
+
+    With equal scores every key has the same share of a softmax, and what is left of the attention is the mask. In
+    criss-cross attention this is the product of the masks within rows and within columns: for the polyline masks the
+    same as in full attention (Theorem 1), for scan masks what criss-cross attention makes of them.
+
+    Args:
+        record: of an attention.
+        query: (i, j).
+
+    Returns:
+        (B, heads, H, W).
+    """
+    flat = torch.zeros_like(record.q)
+    equal = dataclasses.replace(record, q=flat, k=flat, combine="hadamard")
+    tokens = record.prefix + record.grid[0] * record.grid[1]
+    return query_weights(equal, query) * (tokens / len(record.mask.paths))
+
+
+def unmasked(record: AttentionRecord) -> AttentionRecord:
+    """The same attention with all decays 1."""
+    return dataclasses.replace(record, mask=map_decays(record.mask, torch.zeros_like))
+
+
+def query_attention(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
+    """The query's attention as shares: without a mask they sum to 1, whatever the number of paths.
+
+    Args:
+        record: of an attention.
+        query: (i, j).
+
+    Returns:
+        (B, heads, H, W).
+    """
+    summed = len(record.mask.paths) if record.combine == "hadamard" else 1
+    return query_weights(record, query) / summed
+
+
+@dataclass(frozen=True)
+class QueryPanels:
+    """What is shown for one query of one image, each (H, W).
+
+    Attributes:
+        alpha: horizontal decays; NaN where an edge would lie outside the grid.
+        beta: vertical decays; likewise.
+        mask: what the mask gives to each key.
+        attention: shares of the attention without the mask.
+        masked_attention: shares of the attention with the mask.
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    mask: Tensor
+    attention: Tensor
+    masked_attention: Tensor
+
+
+def query_panels(
+    record: AttentionRecord, query: tuple[int, int], *, head: int | None = None, image: int = 0
+) -> QueryPanels:
+    """Decays, mask and attention for one query.
+
+    Args:
+        record: of an attention.
+        query: (i, j).
+        head: counted from 0; None for the mean over the heads.
+        image: of the batch.
+    """
+    if head is not None and not 0 <= head < record.heads:
+        raise ValueError(f"head: expected one of {record.heads} (counted from 0) in {record.name}, got {head}")
+
+    def pick(values: Tensor) -> Tensor:
+        of_image = values.expand(record.q.shape[0], record.heads, *record.grid)[image]
+        return (of_image.mean(0) if head is None else of_image[head]).detach().cpu()
+
+    alpha, beta = (pick(decay.exp()) for decay in decays(record.mask))
+    if not isinstance(record.mask, ScanMask):
+        alpha, beta = alpha.clone(), beta.clone()
+        alpha[:, 0] = beta[0, :] = torch.nan
+    return QueryPanels(
+        alpha=alpha,
+        beta=beta,
+        mask=pick(query_mask(record, query)),
+        attention=pick(query_attention(unmasked(record), query)),
+        masked_attention=pick(query_attention(record, query)),
+    )
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change of one attention, everything before it left as it is.
+
+    Attributes:
+        mask: a mask of `ppma.masks.KINDS` built from the same decays ("shared" takes alpha for both); None for the
+            model's own.
+        formulation: "paper" or "release", how mask and softmax are combined; None for the model's own.
+        log_decays: log_alpha and log_beta, (H, W) each, in place of the model's own.
+        strength: factor on the log-decays: 0 takes the mask away, above 1 tokens forget faster.
+    """
+
+    mask: str | None = None
+    formulation: str | None = None
+    log_decays: tuple[Tensor, Tensor] | None = None
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mask is not None:
+            checks.one_of("mask", self.mask, masks.KINDS)
+        if self.formulation is not None:
+            checks.one_of("formulation", self.formulation, FORMULATIONS)
+        if not 0 <= self.strength < float("inf"):
+            raise ValueError(f"strength: expected a number >= 0, got {self.strength}")
+
+    def __call__(self, record: AttentionRecord) -> AttentionRecord:
+        """The record with this change."""
+        mask = record.mask
+        if self.log_decays is not None:
+            mask = with_decays(mask, *(decay.expand(decays(mask)[0].shape) for decay in self.log_decays))
+        if self.mask is not None:
+            mask = _other_mask(record, decays(mask), self.mask)
+        if self.strength == 0:
+            mask = map_decays(mask, torch.zeros_like)  # a factor would make NaN of a decay of 0
+        elif self.strength != 1:
+            mask = map_decays(mask, lambda decay: decay * self.strength)
+        combine = record.combine if self.formulation is None else FORMULATIONS[self.formulation].combine
+        return dataclasses.replace(record, mask=mask, combine=combine)
+
+
+def _other_mask(record: AttentionRecord, log_decays: tuple[Tensor, Tensor], kind: str) -> StructuredMask:
+    build = masks.KINDS[kind].build
+    if build is not None:
+        log_alpha, log_beta = log_decays
+        mask: StructuredMask = build(log_alpha, log_alpha if kind == "shared" else log_beta)
+    elif kind == "none":
+        mask = masks.none(record.grid, device=record.q.device)
+    else:
+        mask = masks.rmt(masks.rmt_log_decay(record.heads, RMT_SPAN).to(record.q.device), record.grid)
+    return PrefixedMask(mask, record.prefix, record.grid) if record.prefix else mask

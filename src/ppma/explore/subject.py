@@ -1,0 +1,87 @@
+"""The model that is looked at, and how it wants its images."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ppma.data.images import ImageDataConfig, eval_transform
+from ppma.models import CONFIGS, PolylineBackbone, load_checkpoint
+from ppma.ops import checks
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to look into.
+
+    Attributes:
+        model: in evaluation mode.
+        name: for titles.
+        data: how images are prepared.
+        trained: whether its weights were learned; else they are random, and so is what it attends to.
+        classes: names in the order of its scores, empty where unknown.
+    """
+
+    model: PolylineBackbone
+    name: str
+    data: ImageDataConfig
+    trained: bool
+    classes: tuple[str, ...] = field(default=(), repr=False)
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """An image as the model gets it: (3, size, size), normalised."""
+        return eval_transform(self.data)(image)
+
+    def shown(self, prepared: Tensor) -> Tensor:
+        """A prepared image to look at, (3, size, size) in [0, 1]."""
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.data.mean, self.data.std))
+        return (prepared * std + mean).clamp(0, 1)
+
+
+def open_subject(checkpoint: str | Path | None, name: str) -> Subject:
+    """A checkpoint where there is one, else a published architecture with random weights."""
+    return from_name(name) if checkpoint is None else from_checkpoint(checkpoint)
+
+
+def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
+    """A published architecture with random weights, the same for each seed.
+
+    Args:
+        name: of `ppma.models.CONFIGS`.
+        seed: of the weights.
+        changes: of its configuration, such as `mask`.
+    """
+    checks.one_of("model", name, CONFIGS)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = PolylineBackbone(CONFIGS[name].replace(**changes))
+    return Subject(model.eval(), f"{name} (random weights)", _published_data(model), trained=False)
+
+
+def from_checkpoint(path: str | Path) -> Subject:
+    """Any weight file that ppma reads; a classifier of `ppma train` brings its classes and its preparation."""
+    # A checkpoint's preparation belongs to its task; the figures need no task.
+    from ppma.tasks.classification.weights import load_classifier
+
+    model = load_checkpoint(path)
+    name = Path(path).stem
+    if model.num_classes == 0:
+        return Subject(model, name, _published_data(model), trained=True)
+    model, preparation = load_classifier(path)
+    data = preparation.apply_to(ImageDataConfig(name="digits"))
+    return Subject(model, name, data, trained=True, classes=preparation.classes)
+
+
+def _published_data(model: PolylineBackbone) -> ImageDataConfig:
+    known = model.pretrained_cfg
+    return ImageDataConfig(
+        name="digits",
+        image_size=known["input_size"][-1],
+        interpolation=known["interpolation"],
+        mean=known["mean"],
+        std=known["std"],
+        crop_pct=known["crop_pct"],
+    )
