@@ -8,7 +8,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="a new folder")
     parser.add_argument("--train", type=int, default=1000, help="training scenes (default: %(default)s)")
     parser.add_argument("--val", type=int, default=200, help="held-out scenes (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=128, help="side in pixels (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=96, help="side in pixels (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
 
 

@@ -16,7 +16,7 @@ SEMANTIC_CLASSES = ("background", *CLASSES)
 SPLITS = {"train": "train", "val": "test"}  # of the scenes: of the digits
 
 DIGITS = (2, 6)  # how many are tried, the upper end excluded
-SIDE = (0.24, 0.42)  # of a digit, as share of the scene's side
+SIDE = (0.28, 0.46)  # of a digit, as share of the scene's side
 TURN = 20.0  # degrees either way
 VISIBLE = 0.75  # least share of a digit that others leave to be seen
 SOLID = 0.45  # opacity from which a pixel belongs to the digit
@@ -54,7 +54,7 @@ class Scene:
         return classes
 
 
-def compose(split: str, index: int, *, seed: int = 0, size: int = 128) -> Scene:
+def compose(split: str, index: int, *, seed: int = 0, size: int = 96) -> Scene:
     """One scene.
 
     Args:

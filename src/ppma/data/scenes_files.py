@@ -16,7 +16,7 @@ CLASSES_FILE = "classes.txt"
 _JPEG_QUALITY = 92
 
 
-def write_scenes(out: str | Path, *, train: int = 1000, val: int = 200, size: int = 128, seed: int = 0) -> None:
+def write_scenes(out: str | Path, *, train: int = 1000, val: int = 200, size: int = 96, seed: int = 0) -> None:
     """Write scenes into a folder that does not exist yet or is empty.
 
     Args:

@@ -22,7 +22,7 @@ def save_checkpoint(model: PolylineBackbone, path: str | Path, *, extra: Mapping
 
 
 def load_checkpoint(path: str | Path, *, ema: bool = False, strict: bool = True, **overrides: Any) -> PolylineBackbone:
-    """A model from a weight file: ours (`save_checkpoint`) or the authors' (classification, detection, segmentation).
+    """A backbone from a weight file, ours (`save_checkpoint`, `ppma train`) or the authors', of any task.
 
     From the authors' files the architecture is inferred from the shapes and the model computes what their released
     code computes. Nothing in a file is executed.
@@ -54,7 +54,7 @@ def load_checkpoint(path: str | Path, *, ema: bool = False, strict: bool = True,
         if config is not None:
             if ema:
                 raise files.CheckpointError(f"{source}: ema=True, but a converted file holds one set of weights")
-            return _build(config.replace(**overrides), state, source, strict)
+            return _build(config.replace(**overrides), files.backbone_part(state, metadata), source, strict)
         contents: Any = state
     else:
         contents = files.read_torch(path)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from ppma.models.config import BackboneConfig
 
 WEIGHTS_NAME = "model.safetensors"
+BACKBONE_KEY = "ppma_backbone"  # in the file of a larger model: how the names of its backbone's weights begin
+MMSEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # by which its segmentation models are known
 _CONFIG_KEY = "ppma_config"
 
 
@@ -98,6 +100,17 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 def config_in(metadata: Mapping[str, str]) -> BackboneConfig | None:
     """The configuration in a file's metadata, None for a file that is not of our format."""
     return BackboneConfig.from_dict(json.loads(metadata[_CONFIG_KEY])) if _CONFIG_KEY in metadata else None
+
+
+def task_key(task: str) -> str:
+    """Where a file's metadata say what belongs to a task."""
+    return f"ppma_{task}"
+
+
+def backbone_part(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The weights of the backbone, in its own names; all of them unless the file is that of a larger model."""
+    prefix = metadata.get(BACKBONE_KEY, "")
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def read_native(path: str | Path) -> tuple[dict[str, Tensor], BackboneConfig]:

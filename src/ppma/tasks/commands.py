@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -58,9 +59,9 @@ def train(arguments: argparse.Namespace) -> int:
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
-    parser.add_argument("--data", required=True, help="a configuration file, a folder of images, or digits")
+    parser.add_argument("--data", required=True, help="a configuration file, a folder, or digits")
     parser.add_argument("--split", help="which part of the data (default: the held-out one)")
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64, help="of one process (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", choices=("none", "bf16", "fp16"), default="none")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -70,7 +71,9 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def evaluate(arguments: argparse.Namespace) -> int:
     """Measure a checkpoint on held-out data."""
     _one_line_warnings()
-    measured = inference.evaluate_classifier(
+    task = registry.task_of(arguments.checkpoint)
+    measure = inference.evaluate_classifier if task == "classification" else _dense(task).evaluate_checkpoint
+    measured = measure(
         arguments.checkpoint,
         arguments.data,
         split=arguments.split,
@@ -86,12 +89,17 @@ def evaluate(arguments: argparse.Namespace) -> int:
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
-    parser.add_argument("--top", type=int, default=5, help="how many classes to show")
+    parser.add_argument("--top", type=int, default=5, help="how many classes to show (classification)")
+    parser.add_argument("--out", help="what is drawn: a file, or a folder for several images (detection, segmentation)")
+    parser.add_argument("--threshold", type=float, default=0.5, help="least score of an instance (detection)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Show the likeliest classes of images."""
+    """Show the likeliest classes of images, or what is in them and where."""
+    task = registry.task_of(arguments.checkpoint)
+    if task != "classification":
+        return _predict_dense(task, arguments)
     predictions = inference.predict(arguments.checkpoint, arguments.images, top=arguments.top)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(prediction) for prediction in predictions], indent=2))
@@ -100,6 +108,25 @@ def predict(arguments: argparse.Namespace) -> int:
         print(prediction.image)
         for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
             print(f"  {probability:7.2%}  {name}")
+    return 0
+
+
+def _dense(task: str) -> Any:
+    """The inference of detection or segmentation, which need packages that classification does not."""
+    return importlib.import_module(f"ppma.tasks.{task}.inference")
+
+
+def _predict_dense(task: str, arguments: argparse.Namespace) -> int:
+    module = _dense(task)
+    options = {"threshold": arguments.threshold} if task == "detection" else {}
+    predictions = module.predict(arguments.checkpoint, arguments.images, out=arguments.out, **options)
+    if arguments.json:
+        print(json.dumps(predictions, indent=2))
+        return 0
+    for prediction in predictions:
+        print(f"{prediction['image']}, drawn in {prediction['overlay']}")
+        for row in module.rows(prediction):
+            print(f"  {row}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Tasks by name, and their configurations from files."""
 
+import importlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,14 +9,21 @@ from typing import Any
 from ppma import config as configs
 from ppma.engine.config import RunConfig
 from ppma.engine.task import Task
-from ppma.tasks.classification.config import ClassificationConfig
-from ppma.tasks.classification.task import Classification
+from ppma.models import files
 
 # The recipes of a checkout, and where a wheel puts them.
 RECIPES = (Path(__file__).parents[3] / "configs", Path(sys.prefix) / "share" / "ppma" / "configs")
 
-SCHEMAS: dict[str, type[RunConfig]] = {"classification": ClassificationConfig}
-TASKS: dict[str, type[Task[Any]]] = {"classification": Classification}
+# For each task the class of its configuration and its own, imported when used: each needs packages that others do not.
+TASKS = {
+    "classification": ("ClassificationConfig", "Classification"),
+    "detection": ("DetectionConfig", "Detection"),
+    "segmentation": ("SegmentationConfig", "Segmentation"),
+}
+
+
+def _schema(task: str) -> type[RunConfig]:
+    return getattr(importlib.import_module(f"ppma.tasks.{task}.config"), TASKS[task][0])
 
 
 def find_config(name: str | Path) -> Path:
@@ -34,10 +42,21 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> RunConfig:
     path = find_config(path)
     values = configs.override(configs.read(path), assignments)
     name = values.setdefault("task", "classification")
-    configs.require(name in SCHEMAS, f"{path}: task", f"one of {', '.join(SCHEMAS)}", name)
-    return configs.build(SCHEMAS[name], values, source=str(path))
+    configs.require(name in TASKS, f"{path}: task", f"one of {', '.join(TASKS)}", name)
+    return configs.build(_schema(name), values, source=str(path))
 
 
 def make_task(config: RunConfig) -> Task[Any]:
     """The task of a configuration."""
-    return TASKS[config.task](config)
+    task: type[Task[Any]] = getattr(importlib.import_module(f"ppma.tasks.{config.task}.task"), TASKS[config.task][1])
+    return task(config)
+
+
+def task_of(checkpoint: str | Path) -> str:
+    """What a weight file was trained for; classification where it does not say."""
+    if Path(checkpoint).suffix == ".safetensors":
+        _, metadata = files.read_safetensors(checkpoint)
+        return next((task for task in TASKS if files.task_key(task) in metadata), "classification")
+    contents = files.read_torch(checkpoint)
+    state = contents.get("state_dict") if isinstance(contents, dict) else None
+    return "segmentation" if isinstance(state, dict) and files.MMSEGMENTATION_CLASSIFIER in state else "classification"

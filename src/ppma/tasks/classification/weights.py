@@ -12,7 +12,7 @@ from timm.data import ImageNetInfo
 from ppma.data.images import ImageDataConfig
 from ppma.models import PolylineBackbone, files, load_checkpoint, save_checkpoint
 
-_KEY = "ppma_classification"
+_KEY = files.task_key("classification")
 
 
 @dataclass(frozen=True)

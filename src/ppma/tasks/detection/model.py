@@ -36,6 +36,7 @@ class DetectorConfig:
         sampling_ratio: points of a RoIAlign cell along each axis; 0 as many as its size asks (MMDetection's choice).
         proposals_train: regions that go on to the heads in training (MMDetection: 1000).
         proposals: the same in evaluation.
+        region_samples: regions of an image of which the heads learn at each step.
         short_side: images are scaled to this shorter side in evaluation,
         long_side: or less, so that the longer side has at most this.
         score_threshold: detections below it are dropped.
@@ -49,13 +50,15 @@ class DetectorConfig:
     sampling_ratio: int = 2
     proposals_train: int = 2000
     proposals: int = 1000
+    region_samples: int = 512
     short_side: int = 800
     long_side: int = 1333
     score_threshold: float = 0.05
     detections: int = 100
 
     def __post_init__(self) -> None:
-        for key in ("channels", "box_channels", "mask_convolutions", "proposals_train", "proposals", "detections"):
+        counts = ("channels", "box_channels", "mask_convolutions")
+        for key in (*counts, "proposals_train", "proposals", "region_samples", "detections"):
             require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
         require(1 <= self.short_side <= self.long_side, "short_side", "1 to long_side", self.short_side)
         require(min(self.anchor_sizes) > 0, "anchor_sizes", "five numbers > 0", self.anchor_sizes)
@@ -113,14 +116,15 @@ class PolylineMaskRCNN(MaskRCNN):
             rpn_anchor_generator=AnchorGenerator(
                 tuple((size,) for size in detector.anchor_sizes), (ASPECT_RATIOS,) * len(detector.anchor_sizes)
             ),
-            rpn_pre_nms_top_n_train=max(2000, detector.proposals_train),
-            rpn_pre_nms_top_n_test=max(1000, detector.proposals),
+            rpn_pre_nms_top_n_train=detector.proposals_train,
+            rpn_pre_nms_top_n_test=detector.proposals,
             rpn_post_nms_top_n_train=detector.proposals_train,
             rpn_post_nms_top_n_test=detector.proposals,
             box_roi_pool=MultiScaleRoIAlign(list(LEVELS), BOX_GRID, detector.sampling_ratio),
             box_head=TwoMLPHead(channels * BOX_GRID**2, detector.box_channels),
             box_predictor=FastRCNNPredictor(detector.box_channels, num_classes),
             box_score_thresh=detector.score_threshold,
+            box_batch_size_per_image=detector.region_samples,
             box_detections_per_img=detector.detections,
             mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), MASK_GRID, detector.sampling_ratio),
             mask_head=MaskRCNNHeads(channels, (channels,) * detector.mask_convolutions, 1),

@@ -1,0 +1,78 @@
+"""Augmentation of images with instances, by torchvision's transforms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchvision.transforms import v2
+
+from ppma.config import require
+
+
+@dataclass(frozen=True)
+class CocoAugmentConfig:
+    """Random changes of training images.
+
+    Attributes:
+        short_sides: the shorter side is scaled to one of these,
+        long_side: or less, so that the longer side has at most this.
+        hflip: probability of mirroring.
+        crop_short_sides: half of the images are first scaled to one of these shorter sides and cropped; none if empty.
+        crop_sides: least and greatest height and width of that crop.
+    """
+
+    short_sides: tuple[int, ...] = (800,)
+    long_side: int = 1333
+    hflip: float = 0.5
+    crop_short_sides: tuple[int, ...] = ()
+    crop_sides: tuple[int, int] = (384, 600)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.hflip <= 1, "hflip", "a probability", self.hflip)
+        require(min(self.short_sides, default=0) >= 1, "short_sides", "numbers >= 1", self.short_sides)
+        require(self.long_side >= max(self.short_sides), "long_side", "at least the short sides", self.long_side)
+        require(min(self.crop_short_sides, default=1) >= 1, "crop_short_sides", "numbers >= 1", self.crop_short_sides)
+        low, high = self.crop_sides
+        require(1 <= low <= high, "crop_sides", "two ascending numbers >= 1", self.crop_sides)
+
+
+class RandomSizeCrop(v2.Transform):
+    """A crop of random height and width, each in `sides` and at most the image's."""
+
+    def __init__(self, sides: tuple[int, int]) -> None:
+        super().__init__()
+        self.sides = sides
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        extent = v2.functional.get_size(flat_inputs[0])
+        low, high = self.sides
+        size = [_between(min(low, whole), min(high, whole)) for whole in extent]
+        top, left = (_between(0, whole - part) for whole, part in zip(extent, size, strict=True))
+        return {"top": top, "left": left, "height": size[0], "width": size[1]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return v2.functional.crop(inpt, **params)
+
+
+def _between(low: int, high: int) -> int:
+    """A random whole number, both ends included, from torch's generator."""
+    return int(torch.randint(low, high + 1, ()))
+
+
+def train_transform(augment: CocoAugmentConfig) -> Callable[..., Any]:
+    """Image (3, H, W) uint8 and target to an image in [0, 1] and the target of what is left in it."""
+    scale: v2.Transform = v2.RandomShortestSize(list(augment.short_sides), augment.long_side)
+    if augment.crop_short_sides:
+        first = v2.RandomShortestSize(list(augment.crop_short_sides))
+        scale = v2.RandomChoice([scale, v2.Compose([first, RandomSizeCrop(augment.crop_sides), scale])])
+    return v2.Compose(
+        [
+            scale,
+            v2.RandomHorizontalFlip(augment.hflip),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.ClampBoundingBoxes(),
+            v2.SanitizeBoundingBoxes(),
+            v2.ToPureTensor(),
+        ]
+    )

@@ -1,0 +1,80 @@
+"""Drawing what a model found on the image."""
+
+import colorsys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+_GOLDEN = 0.618034  # successive hues lie far apart
+_LEAST_SIDE = 256  # smaller images are enlarged, so that text can be read
+_ROW = 16
+
+
+def palette(count: int) -> list[tuple[int, int, int]]:
+    """Colours that differ."""
+    colours = [colorsys.hsv_to_rgb(index * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (index // 8 % 2)) for index in range(count)]
+    return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in colours]
+
+
+def enlargement(image: Image.Image) -> int:
+    """By which whole number a small image is enlarged before it is drawn on."""
+    return max(1, -(-_LEAST_SIDE // max(image.size)))
+
+
+def _enlarged(image: Image.Image) -> Tensor:
+    factor = enlargement(image)
+    larger = image.resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(larger)).permute(2, 0, 1)
+
+
+def draw_instances(
+    image: Image.Image, boxes: Tensor, masks: Tensor, labels: Sequence[int], texts: Sequence[str]
+) -> Image.Image:
+    """Boxes, masks and a text for each instance.
+
+    Args:
+        image: RGB.
+        boxes: (n, 4), left, top, right, bottom in pixels.
+        masks: (n, H, W), bool.
+        labels: choose the colours.
+        texts: one for each.
+    """
+    canvas, factor = _enlarged(image), enlargement(image)
+    if len(boxes):
+        colours: list = [palette(max(labels) + 1)[label] for label in labels]
+        larger = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+        canvas = draw_segmentation_masks(canvas, larger, alpha=0.45, colors=colours)
+        canvas = draw_bounding_boxes(canvas, boxes * factor, list(texts), colours, width=2)
+    return Image.fromarray(canvas.permute(1, 2, 0).numpy())
+
+
+def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str]) -> Image.Image:
+    """The class of every pixel as a colour, and a legend of the classes that occur.
+
+    Args:
+        image: RGB.
+        labels: (H, W), an index of `classes` for every pixel.
+        classes: names.
+    """
+    canvas, factor = _enlarged(image), enlargement(image)
+    shown, pixels = labels.unique(return_counts=True)
+    colours = palette(len(classes))
+    larger = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+    chosen: list = [colours[label] for label in shown.tolist()]
+    canvas = draw_segmentation_masks(canvas, larger[None] == shown[:, None, None], alpha=0.5, colors=chosen)
+    picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
+    order = pixels.argsort(descending=True).tolist()
+    rows = [f"{classes[int(shown[at])]} {pixels[at].item() / labels.numel():.1%}" for at in order]
+    width = 24 + max(int(ImageDraw.Draw(picture).textlength(row)) for row in rows)
+    whole = Image.new("RGB", (picture.width + width, max(picture.height, _ROW * len(rows) + 4)), "white")
+    whole.paste(picture)
+    draw = ImageDraw.Draw(whole)
+    for number, (at, row) in enumerate(zip(order, rows, strict=True)):
+        left, top = picture.width + 4, 4 + _ROW * number
+        draw.rectangle((left, top, left + 11, top + 11), fill=chosen[at], outline="black")
+        draw.text((left + 16, top), row, fill="black")
+    return whole

@@ -1,0 +1,83 @@
+"""What a trained detector is used for: average precision on a data set, instances in single images."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppma.data.coco import CocoInstances, image_tensor
+from ppma.tasks.classification.weights import check_classes
+from ppma.tasks.dense.overlay import draw_instances
+from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures
+from ppma.tasks.detection.metrics import SOLID, CocoMetrics
+from ppma.tasks.detection.task import collate, load_detector
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    data: str,
+    *,
+    split: str | None = None,
+    assignments: Iterable[str] = (),
+    batch_size: int = 4,
+    workers: int = 0,
+    amp: str = "none",
+    max_broken: int = 50,
+) -> dict[str, float]:
+    """Average precision of boxes and masks.
+
+    Args:
+        checkpoint: a file of `ppma train`.
+        data: a configuration file, or a folder in COCO's layout.
+        split: which part; `data.val_split` if None.
+        assignments: `key=value` changes of the configuration.
+        batch_size: for one process.
+        workers: loader processes.
+        amp: "none", "bf16" or "fp16".
+        max_broken: broken images that are skipped before it stops.
+    """
+    model, stored, classes = load_detector(checkpoint)
+    config = data_configuration(stored, data, assignments)
+    held_out = CocoInstances(config.data, split or config.data.val_split)
+    check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
+    options = {"batch_size": batch_size, "workers": workers, "amp": amp, "max_broken": max_broken}
+    return evaluate_model(model, CocoMetrics(), held_out, collate, **options)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def predict(
+    checkpoint: str | Path, images: Sequence[str | Path], *, out: str | Path | None = None, threshold: float = 0.5
+) -> list[dict[str, Any]]:
+    """Find instances and draw them; returns plain values for each image.
+
+    Args:
+        checkpoint: a file of `ppma train`.
+        images: paths.
+        out: see `open_pictures`.
+        threshold: instances with a lower score are left out.
+    """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold: expected a number from 0 to 1, got {threshold}")
+    model, _, classes = load_detector(checkpoint)
+    predictions = []
+    for path, picture, target in open_pictures(images, out):
+        (found,) = model([image_tensor(picture)])
+        kept = found["scores"] >= threshold
+        boxes, scores, labels = (found[key][kept] for key in ("boxes", "scores", "labels"))
+        masks = found["masks"][kept, 0] > SOLID
+        names = [classes[label - 1] for label in labels.tolist()]
+        texts = [f"{name} {score:.2f}" for name, score in zip(names, scores.tolist(), strict=True)]
+        draw_instances(picture, boxes, masks, labels.tolist(), texts).save(target)
+        described = zip(names, scores.tolist(), boxes.tolist(), masks.sum((1, 2)).tolist(), strict=True)
+        instances = [{"class": n, "score": s, "box": box, "pixels": area} for n, s, box, area in described]
+        predictions.append({"image": path, "overlay": str(target), "instances": instances})
+    return predictions
+
+
+def rows(prediction: dict[str, Any]) -> list[str]:
+    """What was found in one image, a line for each instance."""
+    return [
+        f"{one['score']:7.2%}  {one['class']}  box {', '.join(f'{x:.0f}' for x in one['box'])}"
+        for one in prediction["instances"]
+    ] or ["nothing found"]

@@ -1,0 +1,104 @@
+"""Average precision of boxes and masks, by pycocotools."""
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pycocotools import mask as rle
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from torch import Tensor, nn
+
+from ppma.engine.task import Metrics
+
+SOLID = 0.5  # probability from which a pixel belongs to a mask
+_KINDS = {"box": "bbox", "mask": "segm"}
+_STATISTICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # the first six that pycocotools computes
+
+Truth = dict[str, Any]
+
+
+class _Noted(NamedTuple):
+    images: list[dict[str, int]]
+    category_ids: tuple[int, ...]
+    annotations: list[dict[str, Any]]
+    detections: list[dict[str, Any]]
+
+
+class CocoMetrics(Metrics):
+    """AP, AP50, AP75 and AP of small, medium and large objects in percent, for boxes and for masks.
+
+    The truth comes with the batches, so what is measured are the images that were seen. A size of which there is no
+    object has no entry.
+    """
+
+    def __init__(self) -> None:
+        self.noted = _Noted([], (), [], [])
+
+    def update(self, model: nn.Module, batch: tuple[list[Tensor], list[Truth]]) -> None:
+        images, truths = batch
+        for image, found, truth in zip(images, model(images), truths, strict=True):
+            self.noted = self.noted._replace(category_ids=truth["category_ids"])
+            self.noted.images.append({"id": truth["image_id"], "height": image.shape[1], "width": image.shape[2]})
+            self.noted.annotations.extend(truth["annotations"])
+            self.noted.detections.extend(_described(found, truth["image_id"], truth["category_ids"]))
+
+    def state(self) -> _Noted:
+        return self.noted
+
+    def compute(self, states: Sequence[_Noted]) -> dict[str, float]:
+        truth = COCO()
+        truth.dataset = {
+            "images": [image for state in states for image in state.images],
+            "annotations": [
+                {"area": one["bbox"][2] * one["bbox"][3], "iscrowd": 0, **one}
+                for state in states
+                for one in state.annotations
+            ],
+            "categories": [{"id": category} for category in sorted({c for s in states for c in s.category_ids})],
+        }
+        detections = [one for state in states for one in state.detections]
+        measured: dict[str, float] = {}
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
+            truth.createIndex()
+            for name, kind in _KINDS.items():
+                measured |= {f"{name}_{key}": value for key, value in _precisions(truth, detections, kind).items()}
+        return measured
+
+
+def _precisions(truth: COCO, detections: list[dict[str, Any]], kind: str) -> dict[str, float]:
+    """The six statistics for "bbox" or "segm"."""
+    other = {"bbox": "segmentation", "segm": "bbox"}[kind]  # the area of a detection is that of what is left
+    chosen = [{key: value for key, value in one.items() if key != other} for one in detections]
+    # pycocotools cannot load an empty list of results
+    results = truth.loadRes(chosen) if chosen else COCO()
+    if not chosen:
+        results.dataset = {**truth.dataset, "annotations": []}
+        results.createIndex()
+    evaluation = COCOeval(truth, results, kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    pairs = zip(_STATISTICS, evaluation.stats[: len(_STATISTICS)].tolist(), strict=True)
+    return {name: 100 * value for name, value in pairs if value >= 0}  # -1 where there is nothing to find
+
+
+def _described(found: dict[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Detections in COCO's format for results."""
+    boxes = found["boxes"].float().cpu().numpy().astype(np.float64)
+    boxes[:, 2:] -= boxes[:, :2]
+    masks = (found["masks"][:, 0] > SOLID).to("cpu").numpy().astype(np.uint8)
+    return [
+        {
+            "image_id": image_id,
+            "category_id": category_ids[label - 1],
+            "score": score,
+            "bbox": box,
+            "segmentation": rle.encode(np.asfortranarray(mask)),
+        }
+        for label, score, box, mask in zip(
+            found["labels"].tolist(), found["scores"].float().tolist(), boxes.tolist(), masks, strict=True
+        )
+    ]

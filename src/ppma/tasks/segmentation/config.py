@@ -1,0 +1,32 @@
+"""The schema of segmentation's configuration files."""
+
+from dataclasses import dataclass, field
+
+from ppma.config import require
+from ppma.data.ade20k import Ade20kDataConfig
+from ppma.data.ade20k_transforms import Ade20kAugmentConfig
+from ppma.tasks.dense.config import DenseConfig
+from ppma.tasks.segmentation.model import DecoderConfig
+from ppma.tasks.segmentation.testing import TestConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationConfig(DenseConfig):
+    """Training of UPerNet.
+
+    Attributes:
+        data: see there.
+        augment: see there.
+        decoder: see there.
+        test: see there.
+    """
+
+    data: Ade20kDataConfig
+    augment: Ade20kAugmentConfig = field(default_factory=Ade20kAugmentConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    test: TestConfig = field(default_factory=TestConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        micro = self.batch_size // self.accumulate
+        require(micro >= 2, "batch_size", "a micro-batch of 2 or more, for the batch norm of one pooled pixel", micro)

@@ -1,0 +1,76 @@
+"""What a trained segmenter is used for: intersection over union on a data set, the classes of an image's pixels."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppma.data.ade20k import Ade20kImages
+from ppma.data.coco import image_tensor
+from ppma.tasks.classification.weights import check_classes
+from ppma.tasks.dense.overlay import draw_classes
+from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures
+from ppma.tasks.segmentation.metrics import PixelMetrics
+from ppma.tasks.segmentation.task import collate
+from ppma.tasks.segmentation.testing import probabilities
+from ppma.tasks.segmentation.weights import load_segmenter
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    data: str,
+    *,
+    split: str | None = None,
+    assignments: Iterable[str] = (),
+    batch_size: int = 4,
+    workers: int = 0,
+    amp: str = "none",
+    max_broken: int = 50,
+) -> dict[str, float]:
+    """mIoU, mAcc and aAcc.
+
+    Args:
+        checkpoint: a file of `ppma train`, or one in MMSegmentation's layout.
+        data: a configuration file, or a folder in ADE20K's layout.
+        split: which part; `data.val_split` if None.
+        assignments: `key=value` changes of the configuration, for example `test.flip=true`.
+        batch_size: for one process.
+        workers: loader processes.
+        amp: "none", "bf16" or "fp16".
+        max_broken: broken images that are skipped before it stops.
+    """
+    model, stored, classes = load_segmenter(checkpoint)
+    config = data_configuration(stored, data, assignments)
+    held_out = Ade20kImages(config.data, split or config.data.val_split)
+    check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
+    metrics = PixelMetrics(len(classes), config.data, config.test)
+    options = {"batch_size": batch_size, "workers": workers, "amp": amp, "max_broken": max_broken}
+    return evaluate_model(model, metrics, held_out, collate, **options)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def predict(
+    checkpoint: str | Path, images: Sequence[str | Path], *, out: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """Classify pixels and draw them; returns plain values for each image.
+
+    Args:
+        checkpoint: a file of `ppma train`, or one in MMSegmentation's layout.
+        images: paths.
+        out: see `open_pictures`.
+    """
+    model, config, classes = load_segmenter(checkpoint)
+    predictions = []
+    for path, picture, target in open_pictures(images, out):
+        labels = probabilities(model, image_tensor(picture), config.data, config.test).argmax(0)
+        draw_classes(picture, labels, classes).save(target)
+        shares = torch.bincount(labels.flatten(), minlength=len(classes)) / labels.numel()
+        present = sorted(((share, name) for share, name in zip(shares.tolist(), classes, strict=True) if share))[::-1]
+        predictions.append({"image": path, "overlay": str(target), "shares": {name: s for s, name in present}})
+    return predictions
+
+
+def rows(prediction: dict[str, Any]) -> list[str]:
+    """The classes in one image, a line for each."""
+    return [f"{share:7.2%}  {name}" for name, share in prediction["shares"].items()]
