@@ -169,7 +169,8 @@ class PolylineAttention(nn.Module):
             cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
             if prefix:  # stays where it is: turned by 0
                 cos, sin = F.pad(cos, (0, 0, prefix, 0), value=1.0), F.pad(sin, (0, 0, prefix, 0))
-            q, k, v = rotary_split(packed, self.heads, cos, sin)
+            # A hook on the projection may have kept what it saw.
+            q, k, v = rotary_split(packed, self.heads, cos, sin, overwrite=not self.qkv._forward_hooks)
         else:
             q, k, v = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
         mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.ffn import ConvFeedForward
+from ppma.layers.recompute import recomputing
 
 NORM_EPS = 1e-6
 
@@ -62,6 +63,10 @@ class PolylineBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        x = self.position.plus(x)
-        x = x + self.drop_path(self.attn_scale(self.attn(self.attn_norm(x), rotary=rotary)))
-        return x + self.drop_path(self.ffn_scale(self.ffn(self.ffn_norm(x))))
+        placed = self.position.plus(x)
+        normed = self.attn_norm(placed)
+        with recomputing(normed, lambda: self.attn_norm.forward(placed)):
+            attended = placed + self.drop_path(self.attn_scale(self.attn(normed, rotary=rotary)))
+        normed = self.ffn_norm(attended)
+        with recomputing(normed, lambda: self.ffn_norm.forward(attended)):
+            return attended + self.drop_path(self.ffn_scale(self.ffn(normed)))

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.init import linear
+from ppma.layers.recompute import recomputing
 
 
 class ConvFeedForward(nn.Module):
@@ -16,4 +17,7 @@ class ConvFeedForward(nn.Module):
         self.reduce = linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.reduce(self.local.plus(self.expand(x), gelu=True))
+        hidden = self.expand(x)
+        mixed = self.local.plus(hidden, gelu=True)
+        with recomputing(mixed, lambda: self.local.plus(hidden, gelu=True)):
+            return self.reduce(mixed)

@@ -29,22 +29,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _NativeSplit(torch.autograd.Function):
     """q and k turned, v a view; backward writes the three gradients straight into that of the packed tensor.
 
-    As separate views, autograd would fill a packed tensor with zeros for each of them and add these up.
+    As separate views, autograd would fill a packed tensor with zeros for each of them and add these up. With
+    `overwrite` q and k are views too; autograd need not know, because no linear layer keeps its result.
     """
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = packed.chunk(3, -1)
         ctx.save_for_backward(cos, sin)
         native = resolve("native", "rotate", packed.device, packed.dtype)
         turned = []
         for part in (q, k):
-            turned.append(torch.empty(part.shape, dtype=packed.dtype))
+            turned.append(part if overwrite else torch.empty(part.shape, dtype=packed.dtype))
             native.rotate(part, cos, sin, turned[-1], back=False)
         return turned[0], turned[1], v
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         *shape, dim = grads[0].shape
         packed = torch.empty(*shape, 3 * dim, dtype=grads[0].dtype)
@@ -53,10 +54,12 @@ class _NativeSplit(torch.autograd.Function):
         for grad, part in zip(grads, (q, k), strict=False):
             native.rotate(grad.contiguous(), cos, sin, part, back=True)
         v.copy_(grads[2])
-        return packed, None, None
+        return packed, None, None, None
 
 
-def rotary_split(packed: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rotary_split(
+    packed: Tensor, heads: int, cos: Tensor, sin: Tensor, *, overwrite: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Split a packed projection into q, k and v, with q and k turned.
 
     Args:
@@ -64,13 +67,15 @@ def rotary_split(packed: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[
         heads: attention heads.
         cos: (N, d / 2).
         sin: (N, d / 2).
+        overwrite: the packed tensor may be used up, as its values will not be needed: no copies of q and k where there
+            is a kernel.
 
     Returns:
         Three tensors (B, N, heads, d).
     """
     if native_serves(packed, "rotate") and packed.stride(-1) == 1:
         both = [table.repeat_interleave(2, -1) for table in (cos, sin)]
-        q, k, v = (part.unflatten(-1, (heads, -1)) for part in _NativeSplit.apply(packed, *both))
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part in _NativeSplit.apply(packed, *both, overwrite))
         return q, k, v
     qkv = packed.unflatten(-1, (3, heads, -1))
     q, k = rotate(qkv[:, :, :2], cos[:, None, None], sin[:, None, None]).unbind(2)

@@ -1,0 +1,62 @@
+"""Training with less memory: what is quickly computed again is not kept for the backward pass."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from ppma.ops.local import native_serves
+
+Again = Callable[[], Tensor]
+Kept = Tensor | tuple[Again, torch.Size, tuple[int, ...], int | torch.SymInt]
+_known: ContextVar[dict[int, Again] | None] = ContextVar("known", default=None)
+
+
+@contextlib.contextmanager
+def recomputing(value: Tensor, again: Again) -> Iterator[None]:
+    """Operations called inside keep, instead of `value`, how to compute it again, bit for bit.
+
+    Only where the native kernels serve, which make the values in question nearly free. Gradient checkpointing and other
+    hooks on saved tensors have their own idea of what to keep: inside them nothing is done.
+
+    Args:
+        value: a tensor that lives as long as the context.
+        again: computes it from tensors that are kept anyway.
+    """
+    key, outer = _address(value), _known.get()
+    if outer is not None:
+        outer[key] = again
+        try:
+            yield
+        finally:
+            del outer[key]
+        return
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    if hooked or not value.requires_grad or not native_serves(value, "depthwise_add"):
+        yield
+        return
+    token = _known.set({key: again})
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(_keep, _restore):
+            yield
+    finally:
+        _known.reset(token)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _keep(tensor: Tensor) -> Kept:
+    again = (_known.get() or {}).get(_address(tensor))
+    return tensor if again is None else (again, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _restore(kept: Kept) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    again, shape, stride, offset = kept
+    with torch.no_grad():
+        return again().as_strided(shape, stride, offset)

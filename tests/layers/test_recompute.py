@@ -1,0 +1,92 @@
+"""What is computed again for the backward pass: the same bits, and not kept."""
+
+import pytest
+import timm
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ppma.layers.recompute import recomputing
+from ppma.ops.local import native_serves
+
+pytestmark = pytest.mark.skipif(
+    not native_serves(torch.zeros(1), "depthwise_add"), reason="the native kernels are not built"
+)
+
+
+def model(**options):
+    torch.manual_seed(0)
+    return timm.create_model("ppma_nano", num_classes=10, **options).train()
+
+
+def gradients(network, images):
+    network.zero_grad()
+    torch.manual_seed(1)  # for the branches that are dropped
+    network(images).square().sum().backward()
+    return [parameter.grad.clone() for parameter in network.parameters()]
+
+
+def keep(tensor):
+    return tensor
+
+
+def test_the_value_is_not_kept_and_computed_once_for_each_use():
+    x = torch.randn(5, 4, requires_grad=True)
+    weights = [torch.randn(4, 3, requires_grad=True) for _ in range(2)]
+    calls = []
+
+    def again():
+        calls.append(1)
+        return x.sin()
+
+    value = x.sin()
+    plain = x.sin()
+    expected = torch.autograd.grad(sum((plain @ weight).sum() for weight in weights), [x, *weights])
+    with recomputing(value, again):
+        results = [value @ weight for weight in weights]
+    value.detach().zero_()  # would spoil the gradients, or raise, if it were kept
+    assert not calls
+    actual = torch.autograd.grad(sum(result.sum() for result in results), [x, *weights])
+    assert len(calls) == 2
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("formulation", ["paper", "release"])
+def test_gradients_of_a_model_are_the_same_bits(formulation):
+    network, images = model(formulation=formulation), torch.randn(2, 3, 32, 48)
+    less = gradients(network, images)
+    with saved_tensors_hooks(keep, keep):  # other hooks switch it off
+        everything = gradients(network, images)
+    assert all(torch.equal(a, b) for a, b in zip(less, everything, strict=True))
+
+
+def test_leaves_gradient_checkpointing_alone():
+    network, images = model(), torch.randn(2, 3, 32, 32)
+    plain = gradients(network, images)
+    network.set_grad_checkpointing()
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(network, images), strict=True))
+
+
+def test_an_error_inside_leaves_no_trace():
+    value, other = (torch.randn(3, requires_grad=True).sin() for _ in range(2))
+    with (
+        pytest.raises(RuntimeError, match="from inside"),
+        recomputing(value, value.clone),
+        recomputing(other, other.clone),
+    ):
+        raise RuntimeError("from inside")
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    from ppma.layers import recompute
+
+    assert recompute._known.get() is None
+
+
+def test_a_hook_on_the_projection_sees_and_keeps_its_result():
+    network, images, seen = model().eval(), torch.randn(1, 3, 32, 32), []
+    with torch.no_grad():
+        expected = network(images)
+        projection = next(module for name, module in network.named_modules() if name.endswith("attn.qkv"))
+        handle = projection.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+        assert torch.equal(network(images), expected)
+        handle.remove()
+        tokens, kept = seen[0]
+        assert torch.equal(projection(tokens), kept)
