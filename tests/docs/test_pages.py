@@ -1,0 +1,53 @@
+"""What the pages show runs, and prints what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import ppma.cli
+from ppma import masks
+from ppma.models import CONFIGS
+
+DOCS = Path(__file__).parents[2] / "docs"
+BACKBONES = (DOCS / "backbones.md").read_text()
+
+# What a page says it prints, where that is not a comment behind the print itself.
+PROMISES = {
+    "backbones.md": (
+        "torch.Size([1, 64, 32, 48])",
+        "torch.Size([1, 512, 4, 6])",
+        "torch.Size([2, 65, 64])",
+        "[64, 128, 256, 512] [4, 8, 16, 32]",
+        "2.708",
+    )
+}
+
+
+def python_blocks(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p.relative_to(DOCS) for p in sorted(DOCS.rglob("*.md")) if python_blocks(p)], ids=str)
+def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(masks, "KINDS", dict(masks.KINDS))  # a page adds a mask of its own
+    torch.manual_seed(0)
+    code = "\n".join(python_blocks(DOCS / page))
+    exec(code, {})
+    printed = capsys.readouterr().out
+    for promised in (*PROMISES.get(str(page), ()), *re.findall(r"print\(.*\) +# (torch\.Size.*|tensor.*)", code)):
+        assert promised in printed
+    assert "False" not in printed
+
+
+def test_table_of_backbones_is_what_info_prints(capsys):
+    assert ppma.cli.main(["info"]) == 0
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header[:5] == ["model", "formulation", "mask", "image", "parameters"]
+    assert [row[0] for row in rows] == list(CONFIGS)
+    for name, *_, parameters, flops, activations in (row[:7] for row in rows):
+        assert f"| `{name}` | {parameters} | {flops} | {activations} |" in BACKBONES
+        config = CONFIGS[name]
+        assert f"| {' '.join(map(str, config.dims))} | {' '.join(map(str, config.depths))} |" in BACKBONES
