@@ -72,6 +72,12 @@ COMMANDS: dict[str, Command] = {
         "figure_arguments",
         "figure",
     ),
+    "explore": Command(
+        "look into a model in the browser: click a token, see its mask and attention",
+        "ppma.explore.command",
+        "explore_arguments",
+        "explore",
+    ),
     "info": Command(
         "parameters, FLOPs, activations, grid and attention of a model, or of all",
         "ppma.models.commands",

@@ -1,0 +1,164 @@
+"""A small grid to play with: decays that are edited by hand, the mask and paths they make, the scan step by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ppma.explore import style
+from ppma.explore.query import check_query
+from ppma.ops import checks, polyline_mask
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Token = tuple[int, int]
+LARGEST = 8  # rows or columns of a grid that one can still edit
+PRESETS = ("even", "wall", "random")
+
+
+def preset_decays(preset: str, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Decays to start from, alpha and beta, (H, W) each in float64.
+
+    Args:
+        preset: "even" (0.9 everywhere), "wall" (strong edges with a gap, down the middle and across) or "random".
+        grid: (H, W).
+    """
+    checks.one_of("preset", preset, PRESETS)
+    H, W = grid
+    if preset == "random":
+        generator = torch.Generator().manual_seed(0)
+        alpha, beta = (0.3 + 0.7 * torch.rand(2, H, W, generator=generator, dtype=torch.float64)).unbind(0)
+        return alpha.mul(100).round() / 100, beta.mul(100).round() / 100
+    alpha, beta = torch.full((2, H, W), 0.9, dtype=torch.float64).unbind(0)
+    if preset == "wall":
+        alpha[:-1, W // 2] = 0.1
+        beta[H // 2, 2:] = 0.3
+    return alpha.clone(), beta.clone()
+
+
+def parse_decays(name: str, rows: Sequence[Sequence[object]]) -> Tensor:
+    """A table of decays as a user left it, (H, W) in float64; a mistake is a ValueError that names the cell."""
+    if not rows or not rows[0]:
+        raise ValueError(f"{name}: expected a table with at least one cell, got an empty one")
+    values = []
+    for i, row in enumerate(rows, start=1):
+        for j, cell in enumerate(row, start=1):
+            try:
+                value = float(str(cell))
+            except ValueError:
+                value = float("nan")
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}: expected a number in [0, 1] in row {i}, column {j}, got {cell!r}")
+            values.append(value)
+    return torch.tensor(values, dtype=torch.float64).view(len(rows), len(rows[0]))
+
+
+def query_masks(alpha: Tensor, beta: Tensor, query: Token) -> dict[str, Tensor]:
+    """The masks of one query by path, (H, W) each: what each key gives to it."""
+    H, W = alpha.shape
+    check_query(query, (H, W))
+    token = query[0] * W + query[1]
+    return {path: polyline_mask(alpha.log(), beta.log(), paths=path)[token].view(H, W) for path in ("v2h", "h2v", "2d")}
+
+
+@dataclass(frozen=True)
+class ScanStep:
+    """One step of a scan.
+
+    Attributes:
+        title: what it does.
+        values: (H, W), NaN where nothing has been computed yet.
+        written: the tokens that this step computed.
+    """
+
+    title: str
+    values: Tensor
+    written: tuple[Token, ...]
+
+
+def scan_steps(x: Tensor, alpha: Tensor, beta: Tensor, path: str) -> list[ScanStep]:
+    """The mask times x in O(N): along each axis a recurrence forwards, one backwards, and their sum less x.
+
+    V2H scans the columns and then the rows, H2V the rows and then the columns.
+
+    Args:
+        x: (H, W).
+        alpha: (H, W).
+        beta: (H, W).
+        path: "v2h" or "h2v".
+
+    Returns:
+        Every step; the last one holds the result.
+    """
+    checks.one_of("path", path, ("v2h", "h2v"))
+    H, W = x.shape
+    steps = [ScanStep("x, what is scanned", x.clone(), ())]
+    current = x
+    for axis in (0, 1) if path == "v2h" else (1, 0):
+        decay, words = (beta, ("down", "up", "column")) if axis == 0 else (alpha, ("right", "left", "row"))
+        forwards = _recurrence(current, decay, axis, f"{words[0]}: f = decay · f before + x", steps)
+        backwards = _recurrence(current.flip(axis), _behind(decay, axis), axis, f"{words[1]}: g likewise", steps, True)
+        current = forwards + backwards.flip(axis) - current
+        everywhere = tuple((i, j) for i in range(H) for j in range(W))
+        steps.append(ScanStep(f"f + g - x: each {words[2]} is done", current, everywhere))
+    return steps
+
+
+def _behind(decay: Tensor, axis: int) -> Tensor:
+    """The decays as a walk from the far end meets them: before each token, the edge that lay behind it."""
+    return decay.flip(axis).roll(1, axis)
+
+
+def _recurrence(
+    x: Tensor, decay: Tensor, axis: int, title: str, steps: list[ScanStep], flipped: bool = False
+) -> Tensor:
+    """`f[n] = decay[n] * f[n-1] + x[n]` along an axis; each n is a step (turned back for display if flipped)."""
+    f = torch.full_like(x, torch.nan)
+    lines, values, edges = f.movedim(axis, 0), x.movedim(axis, 0), decay.movedim(axis, 0)
+    extent, across = values.shape
+    for n in range(extent):
+        lines[n] = values[n] if n == 0 else edges[n] * lines[n - 1] + values[n]
+        place = extent - 1 - n if flipped else n
+        written = tuple((place, m) if axis == 0 else (m, place) for m in range(across))
+        steps.append(ScanStep(title, (f.flip(axis) if flipped else f).clone(), written))
+    return f
+
+
+def masks_figure(masks: dict[str, Tensor], query: Token) -> "Figure":
+    """V2H, H2V and the mean of both for one query, with numbers, on one colour scale."""
+    titles = {"v2h": "V2H", "h2v": "H2V", "2d": "2D (mean of both)"}
+    figure = style.new_figure(3.1 * len(masks), 3.1)
+    axes = figure.subplots(1, len(masks), squeeze=False)[0]
+    for axis, (path, values) in zip(axes, masks.items(), strict=True):
+        shown = values / 2 if path == "2d" else values
+        style.heat(axis, shown, titles[path], query=query)
+        _numbers(axis, shown)
+    return figure
+
+
+def step_figure(step: ScanStep, largest: float) -> "Figure":
+    """One step of a scan, with numbers; what it wrote is framed.
+
+    Args:
+        step: from `scan_steps`.
+        largest: upper end of the colour scale, the same for all steps of a scan.
+    """
+    H, W = step.values.shape
+    figure = style.new_figure(0.7 + 0.62 * W, 0.6 + 0.62 * H)
+    axis = figure.subplots()
+    style.heat(axis, step.values, step.title, limits=(0.0, largest))
+    _numbers(axis, step.values, largest)
+    for token in step.written:
+        axis.add_patch(style.box(token, (H, W)))
+    return figure
+
+
+def _numbers(axis, values: Tensor, largest: float = 1.0) -> None:  # type: ignore[no-untyped-def]
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            if value == value:  # not NaN
+                dark = value < 0.6 * largest
+                axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color="w" if dark else "k")
