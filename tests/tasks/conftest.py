@@ -20,3 +20,11 @@ def digits_run(tmp_path_factory):
     settings = [part for setting in SHORT for part in ("--set", setting)]
     assert cli.main(["train", "configs/digits_nano.yaml", "--out", str(out), *settings]) == 0
     return out
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory):
+    """A folder of a few small scenes in both layouts; tests that change it copy it."""
+    out = tmp_path_factory.mktemp("data") / "scenes"
+    assert cli.main(["data", "scenes", "--out", str(out), "--train", "8", "--val", "3", "--size", "64"]) == 0
+    return out

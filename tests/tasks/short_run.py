@@ -1,3 +1,13 @@
 """Changes of a recipe for a run of seconds."""
 
 SHORT = ("epochs=null", "steps=3", "batch_size=8", "eval_steps=3", "data.test_split=null")
+
+# The same for the recipes of detection and segmentation on scenes.
+SHORT_DENSE = ("epochs=null", "steps=3", "batch_size=4", "eval_steps=3", "log_steps=1", "schedule.warmup_steps=0")
+SMALL_DETECTOR = ("detector.channels=16", "detector.box_channels=32", "detector.mask_convolutions=1")
+SMALL_DECODER = ("decoder.channels=16", "decoder.auxiliary_channels=8")
+
+
+def settings(*assignments):
+    """Assignments as arguments of the command line."""
+    return [part for assignment in assignments for part in ("--set", assignment)]

@@ -1,0 +1,210 @@
+"""Detection by the command line on scenes, and its metrics on cases worked out by hand."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from short_run import SHORT_DENSE, SMALL_DETECTOR, settings
+
+import ppma
+from ppma import cli
+from ppma.data.coco import CocoDataConfig, CocoInstances
+from ppma.engine.log import read_rows
+from ppma.tasks.detection.metrics import CocoMetrics
+from ppma.tasks.detection.task import load_detector
+from ppma.tasks.run import train
+
+RECIPE = "configs/scenes_maskrcnn_nano.yaml"
+QUICK = (*SHORT_DENSE, *SMALL_DETECTOR, "augment.short_sides=[64]", "detector.short_side=64", "checkpoint_steps=2")
+
+
+@pytest.fixture(scope="session")
+def run(scenes, tmp_path_factory):
+    """The folder of a finished short run."""
+    out = tmp_path_factory.mktemp("runs") / "detection"
+    assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
+    return out
+
+
+def perfect(truth):
+    """Detections that repeat the truth, as the model would return them."""
+    annotations = [one for one in truth["annotations"] if not one["iscrowd"]]
+    boxes = torch.tensor([one["bbox"] for one in annotations], dtype=torch.float32).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    masks = torch.from_numpy(np.stack([one["mask"] for one in annotations])) if annotations else torch.zeros(0, 64, 64)
+    return {
+        "boxes": boxes,
+        "labels": torch.tensor([truth["category_ids"].index(one["category_id"]) + 1 for one in annotations]),
+        "scores": torch.full((len(annotations),), 0.9),
+        "masks": masks[:, None].float(),
+    }
+
+
+@pytest.fixture
+def truths(scenes):
+    held_out = CocoInstances(CocoDataConfig(root=str(scenes)), "val2017")
+    samples = [held_out[index] for index in range(len(held_out))]
+    for _, truth in samples:
+        for one in truth["annotations"]:
+            one["mask"] = held_out.coco.annToMask(one)
+    return sorted(samples, key=lambda sample: -len(sample[1]["annotations"]))
+
+
+def measure(samples, found):
+    metrics = CocoMetrics()
+    for (image, truth), detections in zip(samples, found, strict=True):
+        metrics.update(lambda images, answer=detections: [answer], ([image], [truth]))
+    return metrics.compute([metrics.state(), CocoMetrics().state()])
+
+
+def test_perfect_detections_have_an_average_precision_of_100(truths):
+    measured = measure(truths, [perfect(truth) for _, truth in truths])
+    for name in ("box_AP", "box_AP50", "box_AP75", "mask_AP", "mask_AP50", "box_AP_small", "mask_AP_small"):
+        assert measured[name] == pytest.approx(100)
+    assert "box_AP_large" not in measured  # nothing in 64 x 64 pixels is
+
+
+def test_nothing_found_is_0_and_half_of_it_half(truths):
+    nothing = perfect({"annotations": [], "category_ids": ()})
+    assert measure(truths, [nothing] * len(truths))["box_AP"] == 0
+    (image, truth), *_ = truths
+    category = truth["category_ids"][0]
+    two = [one | {"category_id": category} for one in truth["annotations"][:2]]
+    assert len(two) == 2
+    sample = (image, truth | {"annotations": two})
+    found = {name: values[:1] for name, values in perfect(sample[1]).items()}
+    # Recall 0.5 at precision 1: 51 of the 101 recall thresholds are reached.
+    assert measure([sample], [found])["box_AP50"] == pytest.approx(100 * 51 / 101)
+
+
+def test_detections_in_a_crowd_are_no_mistakes(truths):
+    (image, truth), *_ = truths
+    first, second, *_ = (one | {"category_id": truth["category_ids"][0]} for one in truth["annotations"])
+    found = perfect(truth | {"annotations": [first, second]})
+    found["scores"] = torch.tensor([0.5, 0.9])  # the one that may be wrong comes first
+    crowd = truth | {"annotations": [first, second | {"iscrowd": 1}]}
+    missing = truth | {"annotations": [first]}
+    assert measure([(image, crowd)], [found])["box_AP"] == pytest.approx(100)
+    assert measure([(image, missing)], [found])["box_AP"] == pytest.approx(50)
+
+
+def test_weights_of_a_run_load_as_a_detector_and_as_a_backbone(run, scenes):
+    model, config, classes = load_detector(run / "best.safetensors")
+    assert classes == tuple("0123456789")
+    assert (config.task, config.data.root) == ("detection", str(scenes))
+    assert not model.training
+    backbone = ppma.load_checkpoint(run / "best.safetensors")
+    assert backbone.config.feature_norms == (0, 1, 2, 3)
+    for name, tensor in backbone.state_dict().items():
+        assert torch.equal(tensor, model.backbone.body.state_dict()[name])
+
+
+def test_eval_repeats_what_training_measured(run, scenes, capsys):
+    recorded = read_rows(run / "metrics.csv")[-1]
+    checkpoint = str(run / "best.safetensors")
+    assert cli.main(["eval", checkpoint, "--data", str(scenes), "--json", "--batch-size", "2"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["count"] == 3
+    for name in ("box_AP", "box_AP50", "mask_AP"):
+        assert measured[name] == pytest.approx(recorded[f"val_{name}"], abs=1e-3)
+    assert cli.main(["eval", checkpoint, "--data", str(run / "config.yaml"), "--split", "train2017"]) == 0
+    assert "box_AP" in capsys.readouterr().out
+    assert cli.main(["eval", checkpoint, "--data", "configs/digits_nano.yaml"]) == 2
+    assert "expected a detection, as the checkpoint is, got classification" in capsys.readouterr().err
+
+
+def test_predict_draws_what_it_found(run, scenes, tmp_path, capsys):
+    checkpoint, picture = str(run / "best.safetensors"), scenes / "val2017" / "000001.jpg"
+    out = tmp_path / "overlay.png"
+    assert cli.main(["predict", checkpoint, str(picture), "--out", str(out), "--threshold", "0", "--json"]) == 0
+    (prediction,) = json.loads(capsys.readouterr().out)
+    assert prediction["overlay"] == str(out)
+    assert len(prediction["instances"]) > 0
+    assert set(prediction["instances"][0]) == {"class", "score", "box", "pixels"}
+    with Image.open(out) as drawn, Image.open(picture) as plain:
+        assert drawn.size == (256, 256)  # four times 64
+        assert not np.array_equal(np.asarray(drawn), np.asarray(plain.resize((256, 256), Image.Resampling.BICUBIC)))
+    several = [str(scenes / "val2017" / name) for name in ("000001.jpg", "000002.jpg")]
+    assert cli.main(["predict", checkpoint, *several, "--out", str(tmp_path / "all"), "--threshold", "1"]) == 0
+    assert "nothing found" in capsys.readouterr().out
+    assert len(list((tmp_path / "all").iterdir())) == 2
+    assert cli.main(["predict", checkpoint, str(picture), "--out", str(tmp_path / "x.txt")]) == 2
+    assert cli.main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
+
+
+def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):
+    changes = (
+        *(*QUICK, f"data.root={scenes}", "steps=10", "batch_size=8", "eval_steps=10", "ema=null", "lr=0.004"),
+        *("schedule.name=constant", "detector.region_samples=64"),
+    )
+    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert len(losses) == 10
+    assert losses[-1] < 0.55 * losses[0]
+
+
+def test_resume_gives_the_same_bits(run, scenes, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    (again / "checkpoints" / "step-00000003.pt").unlink()
+    (again / "last.safetensors").unlink()
+    command = ["train", RECIPE, "--out", str(again), "--resume", "auto"]
+    assert cli.main([*command, *settings(*QUICK, f"data.root={scenes}")]) == 0
+    first, second = (load_detector(path / "last.safetensors")[0].state_dict() for path in (run, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_broken_images_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys):
+    root = tmp_path / "scenes"
+    shutil.copytree(scenes, root)
+    (root / "train2017" / "000003.jpg").write_bytes(b"broken")
+    (root / "val2017" / "000002.jpg").unlink()
+    command = ["train", RECIPE, "--out", str(tmp_path / "run")]
+    command += settings(*QUICK, f"data.root={root}", "steps=2", "eval_steps=2", "batch_size=8", "amp=bf16")
+    assert cli.main(command) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["broken_samples"], summary["val_count"]) == (2, 2)
+    shown = capsys.readouterr().err
+    assert "train2017/000003.jpg" in shown
+    assert "val2017/000002.jpg" in shown
+
+
+def test_training_starts_from_a_classifier(digits_run, scenes, tmp_path):
+    changes = (*QUICK, f"data.root={scenes}", f"init={digits_run}/best.safetensors", "model_args={}", "lr=1e-9")
+    train(RECIPE, tmp_path, assignments=(*changes, "steps=1", "eval_steps=1", "ema=null"), tensorboard=False)
+    tuned, start = (ppma.load_checkpoint(path / "last.safetensors") for path in (tmp_path, digits_run))
+    torch.testing.assert_close(tuned.stages[2].blocks[0].attn.qkv.weight, start.stages[2].blocks[0].attn.qkv.weight)
+    assert tuned.config.stem_stride == 2  # the file's architecture, not the recipe's
+
+
+def test_missing_data_and_other_classes_are_errors(run, scenes, tmp_path, capsys):
+    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings("data.root=nowhere")]) == 2
+    assert "expected the annotations in nowhere/annotations/instances_train2017.json" in capsys.readouterr().err
+    command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), *settings("data.classes=['1','2']")]
+    assert cli.main(command) == 2
+    assert "the data has 2 and the checkpoint 10" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_same_command_under_torchrun(scenes, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
+    command += ["train", RECIPE, "--out", str(tmp_path), *settings(*QUICK, f"data.root={scenes}")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["processes"], summary["val_count"]) == (2, 3)
+
+
+@pytest.mark.slow
+def test_the_recipe_finds_digits_in_held_out_scenes(tmp_path):
+    torch.set_num_threads(2)
+    assert cli.main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    assert summary["val_count"] == 200
+    assert summary["val_box_AP50"] >= 50
+    assert summary["val_mask_AP50"] >= 50

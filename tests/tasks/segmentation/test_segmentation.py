@@ -1,0 +1,229 @@
+"""Segmentation by the command line on scenes, and its metrics and windows on cases worked out by hand."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from short_run import SHORT_DENSE, SMALL_DECODER, settings
+
+import ppma
+from ppma import cli
+from ppma.config import ConfigError
+from ppma.data.ade20k import IGNORED, Ade20kDataConfig
+from ppma.engine.log import read_rows
+from ppma.tasks.registry import load_config
+from ppma.tasks.run import train
+from ppma.tasks.segmentation.metrics import PixelMetrics
+from ppma.tasks.segmentation.model import Scores
+from ppma.tasks.segmentation.task import pixel_loss
+from ppma.tasks.segmentation.testing import TestConfig, probabilities, slide, window_starts
+from ppma.tasks.segmentation.weights import load_segmenter
+
+RECIPE = "configs/scenes_upernet_nano.yaml"
+QUICK = (
+    *SHORT_DENSE,
+    *SMALL_DECODER,
+    "data.short_side=64",
+    "data.long_side=64",
+    "augment.crop=64",
+    "checkpoint_steps=2",
+)
+PLAIN = Ade20kDataConfig(root="", short_side=20, long_side=40, mean=(0, 0, 0), std=(1, 1, 1))
+
+
+@pytest.fixture(scope="session")
+def run(scenes, tmp_path_factory):
+    """The folder of a finished short run."""
+    out = tmp_path_factory.mktemp("runs") / "segmentation"
+    assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
+    return out
+
+
+def test_metrics_worked_out_by_hand():
+    metrics, other = (PixelMetrics(4, PLAIN, TestConfig()) for _ in range(2))
+    metrics.note(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
+    other.note(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
+    measured = metrics.compute([metrics.state(), other.state()])
+    # class 0: 2 right, 4 labelled, 2 predicted; 1: 2, 2, 3; 2: 1, 1, 2; class 3 does not occur
+    assert measured["mIoU"] == pytest.approx(100 * (2 / 4 + 2 / 3 + 1 / 2) / 3)
+    assert measured["mAcc"] == pytest.approx(100 * (2 / 4 + 1 + 1) / 3)
+    assert measured["aAcc"] == pytest.approx(100 * 5 / 7)
+
+
+def test_loss_is_a_mean_over_labelled_pixels():
+    scores = torch.randn(2, 3, 4, 5, dtype=torch.float64).float()
+    labels = torch.randint(3, (2, 4, 5))
+    labels[0, 0] = IGNORED
+    expected = torch.nn.functional.cross_entropy(scores, labels, ignore_index=IGNORED)
+    torch.testing.assert_close(pixel_loss(scores, labels), expected)
+    assert pixel_loss(scores, torch.full((2, 4, 5), IGNORED)) == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "starts"), [(512, [0]), (300, [0]), (513, [0, 1]), (853, [0, 341]), (900, [0, 341, 388])]
+)
+def test_windows_cover_everything(length, starts):
+    assert window_starts(length, 512, 341) == starts
+
+
+class Pointwise(torch.nn.Module):
+    """Scores that depend on the pixel alone, so that windows change nothing; notes the sizes it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, images):
+        self.seen.append(tuple(images.shape[-2:]))
+        return Scores(torch.cat((images, 1 - images), 1), None)
+
+
+def test_windows_of_a_pointwise_model_change_nothing():
+    model, images = Pointwise(), torch.rand(1, 3, 20, 37)
+    torch.testing.assert_close(slide(model, images, 16, 10), model(images).main)
+    assert set(model.seen[:-1]) == {(16, 16)}
+    assert len(model.seen) == 2 * 4 + 1
+    images = torch.rand(1, 3, 10, 37)  # lower than a window
+    torch.testing.assert_close(slide(model, images, 16, 10), model(images).main)
+
+
+def test_scales_and_mirror_images_are_averaged():
+    image = torch.rand(3, 20, 40)
+    model = Pointwise()
+    once = probabilities(model, image, PLAIN, TestConfig())
+    torch.testing.assert_close(once, model(image[None]).main.softmax(1)[0])
+    mirrored = probabilities(model, image, PLAIN, TestConfig(flip=True))
+    torch.testing.assert_close(mirrored, once)  # a pointwise model does not see the difference
+    model.seen.clear()
+    several = probabilities(
+        model, image, PLAIN, TestConfig(scales=(0.5, 1.0, 1.75), flip=True, mode="slide", window=64, stride=48)
+    )
+    assert model.seen == [(10, 20)] * 2 + [(20, 40)] * 2 + [(35, 64), (35, 64)] * 2
+    assert several.shape == once.shape
+    torch.testing.assert_close(several.sum(0), torch.ones(20, 40))
+    left = torch.arange(40.0).expand(3, 20, 40) / 40
+    straight = probabilities(Leaning(), left, PLAIN, TestConfig())
+    both = probabilities(Leaning(), left, PLAIN, TestConfig(flip=True))
+    back = probabilities(Leaning(), left.flip(-1), PLAIN, TestConfig()).flip(-1)
+    torch.testing.assert_close(both, (straight + back) / 2)
+    assert not torch.allclose(both, straight)
+
+
+class Leaning(torch.nn.Module):
+    """Scores that depend on the place too."""
+
+    def forward(self, images):
+        place = torch.linspace(0, 1, images.shape[-1]).expand_as(images[:, :1])
+        return Scores(torch.cat((images[:, :1] * place, 1 - place), 1), None)
+
+
+def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
+    model, config, classes = load_segmenter(run / "best.safetensors")
+    assert classes == ("background", *"0123456789")
+    assert (config.task, config.decoder.channels) == ("segmentation", 16)
+    backbone = ppma.load_checkpoint(run / "best.safetensors")
+    for name, tensor in backbone.state_dict().items():
+        assert torch.equal(tensor, model.backbone.state_dict()[name])
+
+
+def test_eval_repeats_what_training_measured(run, scenes, capsys):
+    recorded = read_rows(run / "metrics.csv")[-1]
+    command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--json"]
+    assert cli.main(command) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["count"] == 3
+    for name in ("mIoU", "mAcc", "aAcc"):
+        assert measured[name] == pytest.approx(recorded[f"val_{name}"], abs=1e-6)
+    assert cli.main([*command, *settings("test.scales=[0.5,1.0]", "test.flip=true", "test.mode=slide")]) == 0
+    assert json.loads(capsys.readouterr().out)["count"] == 3
+    assert cli.main(["eval", str(run / "best.safetensors"), "--data", "nowhere"]) == 2
+    assert "data: expected a configuration file or a folder, got 'nowhere'" in capsys.readouterr().err
+
+
+def test_predict_draws_a_map_with_its_legend(run, scenes, tmp_path, capsys):
+    picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "overlay.png"
+    command = ["predict", str(run / "best.safetensors"), str(picture), "--out", str(out)]
+    assert cli.main([*command, "--json"]) == 0
+    (prediction,) = json.loads(capsys.readouterr().out)
+    assert sum(prediction["shares"].values()) == pytest.approx(1)
+    with Image.open(out) as drawn:
+        assert drawn.height == 256
+        assert drawn.width > 256  # the legend
+        colours = {tuple(colour) for colour in np.asarray(drawn)[:, 256:].reshape(-1, 3)}
+    assert len(colours) >= 2 + len(prediction["shares"])
+    assert cli.main(command) == 0
+    assert "%" in capsys.readouterr().out
+
+
+def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):
+    changes = (
+        *(*QUICK, f"data.root={scenes}", "steps=10", "batch_size=8", "eval_steps=10", "ema=null", "lr=0.01"),
+        *("schedule.name=constant", "augment.ratio=[1,1]", "augment.photometric=false"),
+        *("decoder.channels=64", "decoder.auxiliary_channels=32", "decoder.dropout=0"),
+    )
+    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    losses = [row["train_decoder"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert len(losses) == 10
+    assert losses[0] > 2.2  # ln 11 is no knowledge
+    assert losses[-1] < 0.45 * losses[0]
+
+
+def test_resume_gives_the_same_bits(run, scenes, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    (again / "checkpoints" / "step-00000003.pt").unlink()
+    (again / "last.safetensors").unlink()
+    command = ["train", RECIPE, "--out", str(again), "--resume", "auto"]
+    assert cli.main([*command, *settings(*QUICK, f"data.root={scenes}")]) == 0
+    first, second = (load_segmenter(path / "last.safetensors")[0].state_dict() for path in (run, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys):
+    root = tmp_path / "scenes"
+    shutil.copytree(scenes, root)
+    Image.fromarray(np.full((64, 64), 99, np.uint8)).save(root / "annotations" / "training" / "000003.png")
+    Image.fromarray(np.ones((60, 64), np.uint8)).save(root / "annotations" / "validation" / "000002.png")
+    command = ["train", RECIPE, "--out", str(tmp_path / "run")]
+    command += settings(*QUICK, f"data.root={root}", "steps=2", "eval_steps=2", "batch_size=8", "amp=bf16")
+    assert cli.main(command) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["broken_samples"], summary["val_count"]) == (2, 2)
+    shown = capsys.readouterr().err
+    assert "label 99 out of range" in shown
+    assert "64 x 60 labels, but the image has 64 x 64 pixels" in shown
+
+
+def test_mistakes_in_the_configuration_are_named():
+    with pytest.raises(ConfigError, match="a micro-batch of 2 or more"):
+        load_config(RECIPE, ["batch_size=4", "accumulate=4"])
+    with pytest.raises(ConfigError, match=r"test.stride: expected 1 to window"):
+        load_config(RECIPE, ["test.stride=900"])
+    with pytest.raises(ConfigError, match=r"model_args.num_classes: expected nothing: the task says it"):
+        load_config(RECIPE, ["model_args.num_classes=3"])
+    with pytest.raises(ConfigError, match=r"did you mean 'ppma_nano'\?"):
+        load_config(RECIPE, ["model=ppma_nanno"])
+
+
+@pytest.mark.slow
+def test_the_same_command_under_torchrun(scenes, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
+    command += ["train", RECIPE, "--out", str(tmp_path), *settings(*QUICK, f"data.root={scenes}")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["processes"], summary["val_count"]) == (2, 3)
+
+
+@pytest.mark.slow
+def test_the_recipe_labels_held_out_scenes(tmp_path):
+    torch.set_num_threads(2)
+    assert cli.main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    assert summary["val_count"] == 200
+    assert summary["val_mIoU"] >= 50
