@@ -41,6 +41,7 @@ def tune(data: Path, out: Path, steps: int, size: int, init: Path | None) -> flo
         "augment.hflip": 0.0,  # digits are not mirrored
         "epochs": "null",
         "steps": steps,
+        "eval_steps": steps,  # once, at the end
         "batch_size": 25,
         "lr": 1e-3,
         "ema": "null",  # a mean over so few steps would hold the first ones
