@@ -29,7 +29,12 @@ def python_blocks(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [p.relative_to(DOCS) for p in sorted(DOCS.rglob("*.md")) if python_blocks(p)], ids=str)
+WITH_PYTHON = [page.relative_to(DOCS) for page in sorted(DOCS.rglob("*.md")) if python_blocks(page)]
+# A detector and a segmenter of full size on large images: what they do is tested small, in tests/tasks.
+TOO_LARGE = Path("detection-segmentation.md")
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page != TOO_LARGE], ids=str)
 def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(masks, "KINDS", dict(masks.KINDS))  # a page adds a mask of its own
