@@ -15,6 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
+from ppma.data.pixels import image_tensor
 from ppma.data.source import decode
 from ppma.engine.task import BrokenSampleError
 
@@ -118,10 +119,10 @@ class Ade20kImages(Dataset):
                 f"{map_path}: {labels.shape[1]} x {labels.shape[0]} labels, but the image has "
                 f"{image.width} x {image.height} pixels"
             )
-        pixels = transforms.pil_to_tensor(image)
         if self.transform is None:
-            return transforms.to_dtype(pixels, torch.float32, scale=True), torch.from_numpy(labels)
-        return self.transform(tv_tensors.Image(pixels), tv_tensors.Mask(torch.from_numpy(labels)))
+            return image_tensor(image), torch.from_numpy(labels)
+        pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
+        return self.transform(pixels, tv_tensors.Mask(torch.from_numpy(labels)))
 
     def _labels(self, path: Path) -> np.ndarray:
         """Labels from 0 on: (H, W), int64."""

@@ -19,6 +19,7 @@ from torchvision.datasets import CocoDetection
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
+from ppma.data.pixels import image_tensor
 from ppma.data.source import decode
 from ppma.engine.task import BrokenSampleError
 
@@ -176,11 +177,6 @@ def annotation_file(root: str, split: str) -> Path:
     if not path.is_file():
         raise ValueError(f"data.root: expected the annotations in {path}, found none")
     return path
-
-
-def image_tensor(image: Image.Image) -> torch.Tensor:
-    """An RGB image as (3, H, W) in [0, 1]."""
-    return transforms.to_dtype(transforms.pil_to_tensor(image), torch.float32, scale=True)
 
 
 def _clipped_box(box: Any, image: dict[str, Any]) -> list[float] | None:

@@ -61,7 +61,7 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
     parser.add_argument("--data", required=True, help="a configuration file, a folder, or digits")
     parser.add_argument("--split", help="which part of the data (default: the held-out one)")
-    parser.add_argument("--batch-size", type=int, default=64, help="of one process (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, help="of one process (default: 64; detection, segmentation: 4)")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", choices=("none", "bf16", "fp16"), default="none")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -78,9 +78,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         arguments.data,
         split=arguments.split,
         assignments=arguments.assignments,
-        batch_size=arguments.batch_size,
         workers=arguments.workers,
         amp=arguments.amp,
+        **({} if arguments.batch_size is None else {"batch_size": arguments.batch_size}),
     )
     _tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
     return 0

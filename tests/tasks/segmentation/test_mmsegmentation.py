@@ -2,16 +2,20 @@
 
 import dataclasses
 import importlib.util
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import ppma
 from ppma import cli
 from ppma.models import CheckpointError
 from ppma.tasks.registry import task_of
-from ppma.tasks.segmentation.weights import load_segmenter
+from ppma.tasks.segmentation import inference
+from ppma.tasks.segmentation.weights import load_segmenter, numbered
 
 _PATH = Path(__file__).parents[2] / "models" / "transcription.py"
 _SPEC = importlib.util.spec_from_file_location("transcription_for_segmentation", _PATH)
@@ -108,6 +112,20 @@ def test_it_computes_what_the_layout_means(state, tmp_path):
     expected = resize(x, image)
     # float32 sums of at most 9 x 96 products: far below 1e-4 of the largest score
     torch.testing.assert_close(model(image).main, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+def test_unnamed_classes_are_measured_by_any_names(scenes, state, tmp_path, monkeypatch):
+    model, config, _ = load_segmenter(save(tmp_path / "upernet.pth", state), kinds=KINDS)
+    stored = dataclasses.replace(config, data=dataclasses.replace(config.data, classes=None))
+    monkeypatch.setattr(inference, "load_segmenter", lambda path: (model, stored, numbered(CLASSES)))
+    with pytest.raises(ValueError, match="the data has 11 and the checkpoint 5"):
+        inference.evaluate_checkpoint("x", str(scenes))
+    root = tmp_path / "scenes"
+    shutil.copytree(scenes, root)
+    (root / "classes.txt").write_text("a b c d e".replace(" ", "\n"))
+    for path in (root / "annotations" / "validation").iterdir():
+        Image.fromarray(np.full((64, 64), 5, np.uint8)).save(path)
+    assert inference.evaluate_checkpoint("x", str(root), assignments=["test.mode=whole"])["count"] == 3
 
 
 def test_what_does_not_fit_is_named(state, tmp_path):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone, files, load_checkpoint
 from ppma.ops import checks
 
@@ -54,7 +56,7 @@ def without_weight_decay(backbone: PolylineBackbone, prefix: str) -> set[str]:
     return {prefix + name for name in backbone.no_weight_decay()}
 
 
-def features(backbone: PolylineBackbone, images: Any) -> list[Any]:
+def features(backbone: PolylineBackbone, images: Tensor) -> list[Tensor]:
     """Images (B, 3, height, width) to four features (B, C, H, W) of strides 4, 8, 16, 32."""
     taken = backbone.forward_intermediates(images, intermediates_only=True)
     assert isinstance(taken, list)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ppma.data.coco import CocoInstances, image_tensor
+from ppma.data.coco import CocoInstances
+from ppma.data.pixels import image_tensor
 from ppma.tasks.classification.weights import check_classes
 from ppma.tasks.dense.overlay import draw_instances
 from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures

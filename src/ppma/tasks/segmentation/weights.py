@@ -33,6 +33,11 @@ def convert_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
+def numbered(classes: int) -> tuple[str, ...]:
+    """The names of classes in files that do not name them."""
+    return tuple(map(str, range(classes)))
+
+
 def load_segmenter(path: str | Path, **changes: Any) -> tuple[UPerNet, SegmentationConfig, tuple[str, ...]]:
     """A trained UPerNet, in evaluation mode, with its configuration and its classes.
 
@@ -66,7 +71,7 @@ def _from_mmsegmentation(
     model = UPerNet(dense_backbone_of(backbone_config), classes, decoder)
     converted = {f"backbone.{name}": tensor for name, tensor in authors.convert(backbone).items()}
     files.load_weights(model, converted | convert_heads(whole), source=source)
-    names = tuple(map(str, range(classes)))
+    names = numbered(classes)
     config = SegmentationConfig(
         task="segmentation",
         model="ppma_tiny",
