@@ -48,12 +48,9 @@ def options_of(parser):
 
 
 def subcommands_of(parser):
-    return {
-        name
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for name in action.choices
-    }  # fmt: skip
+    """What may stand first, for a command that takes one of some words there."""
+    first = next((action for action in parser._actions if not action.option_strings), None)
+    return set(first.choices or ()) if first else set()
 
 
 def parser_of(command):
