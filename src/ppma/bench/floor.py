@@ -73,6 +73,7 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
         f"floor of inference, batch {batch}, {size} x {size}",
         ["model", "formulation", "speed of the model over its floor", "model ms", "floor ms", "products"],
     )
+    where: dict[str, dict[str, float]] = {}
     for formulation in ("paper", "release"):
         torch.manual_seed(0)
         plain = timm.create_model(model, formulation=formulation).eval()
@@ -91,8 +92,32 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
         timings = interleave({"model": run, "floor": floor}, rounds=rounds, label=f"floor, {formulation}")
         medians = (1e3 * timings.median(name) for name in ("model", "floor"))
         report.rows.append([model, formulation, timings.speed("model", "floor"), *medians, len(calls)])
+        where[formulation] = breakdown(run)
     report.notes.append(f"memcpy: {bandwidth():.1f} GB/s read plus written (a 256 MB tensor).")
-    return [report]
+    return [report, _breakdown_report(where)]
+
+
+def breakdown(run: Callable[[], object], passes: int = 5) -> dict[str, float]:
+    """Milliseconds of one pass by operator, each without what it calls, from PyTorch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(passes):
+            run()
+    return {event.key: event.self_cpu_time_total / 1e3 / passes for event in profile.key_averages()}
+
+
+def _breakdown_report(where: dict[str, dict[str, float]]) -> Report:
+    report = Report("where the time of inference goes, ms", ["operator", *where])
+    longest: dict[str, float] = {}
+    for times in where.values():
+        longest = {name: max(longest.get(name, 0.0), times.get(name, 0.0)) for name in {*longest, *times}}
+    total = max(sum(times.values()) for times in where.values())
+    shown = sorted((name for name, time in longest.items() if time >= 0.01 * total), key=lambda name: -longest[name])
+    for name in shown:
+        report.rows.append([name, *(times.get(name, 0.0) for times in where.values())])
+    report.rows.append(
+        ["everything else", *(sum(t for n, t in times.items() if n not in shown) for times in where.values())]
+    )
+    return report
 
 
 def bandwidth() -> float:
