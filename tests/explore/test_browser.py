@@ -23,6 +23,13 @@ def address(nano):
     page.close(verbose=False)
 
 
+def _edit(page, cells, index, text):
+    page.locator(cells).nth(index).dblclick()
+    page.keyboard.press("Control+A")
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+
+
 def test_click_a_token_and_the_panels_change(address, tmp_path):
     assert address.startswith("http://127.0.0.1:")
     broken, large = tmp_path / "broken.png", tmp_path / "large.png"
@@ -57,8 +64,15 @@ def test_click_a_token_and_the_panels_change(address, tmp_path):
             chooser.value.set_files(file)
             page.get_by_text(message).wait_for()
 
+        strength = page.locator("#strength input[type=number]")
+        strength.fill("4")
+        changes("#panels", lambda: [strength.press(key) for key in ("Enter", "Tab")])
+
         page.get_by_role("tab", name="Grid playground").click()
         changes("#scan", lambda: page.click("#next"))
+        changes("#masks", lambda: _edit(page, "#alpha [role=gridcell]", 2, "0.05"))
+        _edit(page, "#alpha [role=gridcell]", 3, "7")
+        page.get_by_text("expected a number in [0, 1] in row 1, column 4, got 7").first.wait_for()
         browser.close()
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
     assert complaints == []

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ppma.explore import view
 from ppma.explore.images import MAX_BYTES, read_image, sample_names, sample_path
-from ppma.explore.playground_page import playground_page
+from ppma.explore.playground_page import LATEST, playground_page
 from ppma.explore.subject import Subject
 from ppma.layers.attention import FORMULATIONS
 from ppma.masks import KINDS
@@ -50,7 +50,7 @@ def tell_mistakes(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args)
         except ValueError as error:
-            raise gr.Error(str(error)) from None
+            raise gr.Error(str(error), print_exception=False) from None
 
     return told
 
@@ -87,8 +87,8 @@ def _image_page(subject: Subject, image: Image.Image) -> None:
             samples = gr.Gallery(
                 [(str(sample_path(name)), name) for name in sample_names()],
                 label="Samples",
-                columns=len(sample_names()),
-                height=None,
+                columns=3,
+                height=250,
                 object_fit="cover",
                 allow_preview=False,
                 elem_id="samples",
@@ -137,13 +137,13 @@ def _image_page(subject: Subject, image: Image.Image) -> None:
             gr.Dropdown(choices=_heads(config.heads[stage]), value=-1),
         )
 
-    picture.select(click, [looked, chosen], shown)
+    picture.select(click, [looked, chosen], shown, trigger_mode=LATEST)
     samples.select(pick, [chosen], [looked, *shown])
     upload.upload(open_file, [upload, chosen], [looked, *shown])
     stage.input(fit, [stage], [block, head]).then(change, [looked, chosen, *controls], shown)
     for control in controls[1:]:
         event = control.release if isinstance(control, gr.Slider) else control.input
-        event(change, [looked, chosen, *controls], shown)
+        event(change, [looked, chosen, *controls], shown, trigger_mode=LATEST)
 
 
 def _counted(word: str, count: int) -> list[tuple[str, int]]:

@@ -51,7 +51,7 @@ def parse_decays(name: str, rows: Sequence[Sequence[object]]) -> Tensor:
             except ValueError:
                 value = float("nan")
             if not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected a number in [0, 1] in row {i}, column {j}, got {cell!r}")
+                raise ValueError(f"{name}: expected a number in [0, 1] in row {i}, column {j}, got {cell}")
             values.append(value)
     return torch.tensor(values, dtype=torch.float64).view(len(rows), len(rows[0]))
 

@@ -1,7 +1,7 @@
 """The grid playground as a part of the page."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 import torch
@@ -11,6 +11,7 @@ from ppma.explore import playground, style
 from ppma.explore.paths import LINES, path_figure
 
 START = (5, 6)
+LATEST: Literal["always_last"] = "always_last"  # what happens while a picture is drawn is not lost
 _FIGURE: dict[str, Any] = {"show_label": False, "interactive": False, "buttons": []}
 
 
@@ -120,9 +121,9 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
         control.release(restart, [rows, columns, preset], [*tables, *places]).then(redraw, inputs, shown)
     preset.input(restart, [rows, columns, preset], [*tables, *places]).then(redraw, inputs, shown)
     for table in tables:
-        table.input(redraw, inputs, shown)
+        table.input(redraw, inputs, shown, trigger_mode=LATEST)
     for place in (*places, step):
-        place.release(redraw, inputs, shown)
-    path.input(redraw, inputs, shown)
+        place.release(redraw, inputs, shown, trigger_mode=LATEST)
+    path.input(redraw, inputs, shown, trigger_mode=LATEST)
     for button, by in ((back, -1), (forth, 1)):
         button.click(lambda value, by=by: value + by, [step], [step]).then(redraw, inputs, shown)
