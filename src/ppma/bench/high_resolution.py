@@ -1,0 +1,75 @@
+"""Peak memory of full attention at detection's resolution: the operator beside the dense formulation.
+
+An image of 800 x 1333 is padded to 800 x 1344, so the third stage of PPMA-T, the finest with full attention, sees a
+grid of 50 x 84 = 4,200 tokens. `python -m ppma.bench.high_resolution` prints the table of the documentation.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import ppma
+from ppma.bench import memory
+
+GRID, HEADS, HEAD_DIM = (50, 84), 8, 32
+FORMS = ("operator", "dense")
+MEGABYTE = 2**20
+
+
+def attention_call(form: str, training: bool, heads: int, grid: Sequence[int]) -> Callable[[], Any]:
+    """A call of the third stage's attention for one image.
+
+    Args:
+        form: "operator" for `ppma.polyline_attention`, "dense" for the equation with its N x N matrices.
+        training: with gradients of all inputs.
+        heads: how many.
+        grid: (H, W).
+    """
+    torch.manual_seed(0)
+    shape = (1, heads, *grid)
+    inputs = [torch.randn(*shape, HEAD_DIM) for _ in range(3)] + [-torch.rand(shape) for _ in range(2)]
+    compute = {"operator": ppma.polyline_attention, "dense": _dense_attention}[form]
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return compute(*inputs)
+
+    def forward_and_backward() -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        return torch.autograd.grad(compute(*leaves).sum(), leaves)
+
+    return forward_and_backward if training else forward
+
+
+def _dense_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_alpha: torch.Tensor, log_beta: torch.Tensor
+) -> torch.Tensor:
+    """(softmax(q k^T) * L2D) v with the mask and the map as matrices."""
+    queries, keys, values = (x.flatten(2, 3) for x in (q, k, v))
+    weights = (queries @ keys.mT * HEAD_DIM**-0.5).softmax(-1) * ppma.polyline_mask(log_alpha, log_beta)
+    return (weights @ values).unflatten(2, q.shape[2:4])
+
+
+def peak(form: str, *, training: bool, heads: int = HEADS, grid: tuple[int, int] = GRID) -> int:
+    """Bytes at the peak of one call."""
+    return memory.peak("ppma.bench.high_resolution:attention_call", form, training, heads, grid, warm=False)
+
+
+def table() -> str:
+    """Megabytes of both forms, forward alone and with gradients."""
+    tokens = GRID[0] * GRID[1]
+    one = HEADS * tokens**2 * 4 / MEGABYTE
+    lines = [
+        f"{tokens} tokens, {HEADS} heads; one N x N matrix for each head in float32 has {one:.0f} MB",
+        "| form | forward | forward and backward |",
+        "| --- | ---: | ---: |",
+    ]
+    for form in FORMS:
+        cells = [f"{peak(form, training=training) / MEGABYTE:.0f} MB" for training in (False, True)]
+        lines.append(f"| {form} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,20 @@
+"""Full attention at detection's resolution holds no N x N matrix, forward or backward."""
+
+import pytest
+import torch
+
+from ppma.bench.high_resolution import FORMS, GRID, attention_call, peak
+
+MATRIX = (GRID[0] * GRID[1]) ** 2 * 4  # bytes of one N x N matrix in float32
+
+
+def test_both_forms_compute_the_same():
+    for training in (False, True):
+        first, second = (attention_call(form, training, 2, (5, 6))() for form in FORMS)
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_peak_memory_beside_the_dense_form(training):
+    assert peak("operator", training=training, heads=1) < MATRIX / 2
+    assert peak("dense", training=training, heads=1) > 2 * MATRIX
