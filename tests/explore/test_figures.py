@@ -1,5 +1,6 @@
 """What is drawn is what is computed: the arrays are read back from the axes."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+import ppma
 from ppma import cli, masks
-from ppma.explore import attention, capture_image, cost, gallery, paths, query_panels, receptive, style
+from ppma.explore import attention, capture_image, cost, gallery, paths, query_panels, receptive, style, subject
 from ppma.ops import polyline_mask, reference
 
 
@@ -208,6 +210,19 @@ def test_command_writes_figures(words, start, tmp_path, capsys):
     assert cli.main(["figure", *words[:-1], str(out)]) == 0
     assert out.read_bytes().startswith(start)
     assert str(out) in capsys.readouterr().out
+
+
+def test_figures_of_a_checkpoint(nano, tmp_path):
+    """A classifier without a stored preparation, and a backbone without a classifier."""
+    for name, classes in (("classifier", 1000), ("backbone", 0)):
+        model = copy.deepcopy(nano.model)
+        model.reset_classifier(classes)
+        ppma.save_checkpoint(model, tmp_path / f"{name}.safetensors")
+        opened = subject.from_checkpoint(tmp_path / f"{name}.safetensors")
+        assert (opened.trained, opened.data.image_size, len(opened.classes)) == (True, 64, classes)
+    checkpoint = ["--checkpoint", str(tmp_path / "classifier.safetensors")]
+    for words in (["masks", "--stage", "2", "--head", "1"], ["receptive-field", "--images", "1", "--stage", "2"]):
+        assert cli.main(["figure", *words, *checkpoint, "--out", str(tmp_path / "a.png")]) == 0
 
 
 @pytest.mark.parametrize(

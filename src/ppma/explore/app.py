@@ -88,7 +88,7 @@ def _image_page(subject: Subject, image: Image.Image) -> None:
                 [(str(sample_path(name)), name) for name in sample_names()],
                 label="Samples",
                 columns=3,
-                height=250,
+                height=330,
                 object_fit="cover",
                 allow_preview=False,
                 elem_id="samples",

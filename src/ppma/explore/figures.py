@@ -12,7 +12,7 @@ from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.command import model_options
 from ppma.explore.images import find_image
 from ppma.explore.query import WhatIf, decays, query_panels
-from ppma.explore.subject import from_name, open_subject
+from ppma.explore.subject import Subject, from_name, open_subject
 from ppma.layers.attention import FORMULATIONS
 from ppma.masks import KINDS
 
@@ -89,12 +89,11 @@ def _add_masks(parser: argparse.ArgumentParser) -> None:
 
 def _draw_masks(arguments: argparse.Namespace) -> "Figure":
     if arguments.checkpoint is not None:
-        arguments.image, arguments.model = arguments.image or "cat", ""
-        _, record = _look(arguments)
-        log_decays = [
-            (values[0].mean(0) if arguments.head is None else values[0][arguments.head - 1])
-            for values in (decay.expand(record.q.shape[0], record.heads, *record.grid) for decay in decays(record.mask))
-        ]
+        _, record = _look(open_subject(arguments.checkpoint, ""), arguments.image or "cat", arguments)
+        shape = (record.q.shape[0], record.heads, *record.grid)
+        of_heads = [decay.expand(shape)[0] for decay in decays(record.mask)]
+        head = _head(arguments)
+        log_decays = [values.mean(0) if head is None else values[head] for values in of_heads]
     else:
         side = (arguments.side, arguments.side)
         image = gallery.disc(arguments.side) if arguments.image is None else _tokens(arguments.image, side)
@@ -132,17 +131,16 @@ def _query_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _look(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
+def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
     """The image as the model sees it, and the attention that was asked for."""
-    subject = open_subject(arguments.checkpoint, arguments.model)
-    prepared = subject.prepare(find_image(arguments.image))
+    prepared = subject.prepare(find_image(image))
     record = find_record(capture_image(subject.model, prepared), arguments.stage - 1, arguments.block - 1)
     return subject.shown(prepared), record
 
 
 def _what_if(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord, Pair]:
     """The image, the attention after all what-ifs, and the query."""
-    image, record = _look(arguments)
+    image, record = _look(open_subject(arguments.checkpoint, arguments.model), arguments.image, arguments)
     edges = gallery.edge_decays(F.adaptive_avg_pool2d(image, record.grid)) if arguments.decays == "edges" else None
     change = WhatIf(arguments.mask, arguments.formulation, edges, arguments.strength)
     middle = record.grid[0] // 2, record.grid[1] // 2
