@@ -1,5 +1,6 @@
 """Time and memory of a product with the mask against the number of tokens, measured when the figure is drawn."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ CHANNELS = 16
 class Contender:
     """A way to compute the V2H mask times x, and the grids on which it ends in reasonable time."""
 
-    name: str
+    label: str
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
     sides: tuple[int, ...]
 
@@ -33,10 +34,15 @@ def _scan(x: Tensor, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
     return polyline_scan(x, log_alpha, log_beta, paths="v2h")
 
 
+def _as_power(cost: str) -> str:
+    """The exponent in "O(N^1.5)", raised."""
+    return re.sub(r"N\^([\d.]+)", r"$N^{\1}$", cost)
+
+
 _SIDES = ((4, 6, 8, 12), (8, 16, 32, 64), (8, 16, 32, 64, 128, 256), (8, 16, 32, 64, 128, 256, 512))
 _RUNS = (*(method.run for method in METHODS[:3]), _scan)
 CONTENDERS = {
-    method.name: Contender(f"{method.name}, {method.cost}", run, sides)
+    method.name: Contender(f"{method.name}: {_as_power(method.cost)}", run, sides)
     for method, run, sides in zip(METHODS, _RUNS, _SIDES, strict=True)
 }
 
@@ -105,18 +111,18 @@ def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
     """
     colours = (style.VERMILION, style.ORANGE, style.BLUE, style.GREEN)
     with_memory = all(cost.peak_bytes for cost in costs.values())
-    figure = style.new_figure(9.6 if with_memory else 5.2, 4.2)
+    figure = style.new_figure(10.4 if with_memory else 5.4, 5.2)
     axes = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
     titles = ("time (ms)", "peak memory (MB)")
     for column, axis in enumerate(axes):
         for (name, cost), colour, marker in zip(costs.items(), colours, "os^D", strict=False):
             values = _milliseconds(cost) if column == 0 else _megabytes(cost)
-            label = f"{CONTENDERS[name].name}: $N^{{{_slope(cost.sides, values):.2f}}}$"
+            label = f"{CONTENDERS[name].label}, measured $N^{{{_slope(cost.sides, values):.2f}}}$"
             axis.loglog(cost.tokens, values, marker=marker, color=colour, label=label)
         axis.set_xlabel("tokens N")
         axis.set_title(titles[column], fontsize=11)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7.5, title="method, theory: measured", title_fontsize=8)
+        axis.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
     return figure
 
 
