@@ -211,6 +211,6 @@ def serve(subject: Subject, image: Image.Image, *, host: str, port: int) -> None
     page = build(subject, image)
     try:
         print(f"Exploring {subject.name} at {launch(page, host=host, port=port)} (Ctrl-C ends it)")
-    except OSError as error:
-        raise ValueError(f"port: expected a free one, {port} cannot be used ({error})") from None
+    except OSError:
+        raise ValueError(f"host, port: expected a free port of this machine, got {host}:{port}") from None
     page.block_thread()
