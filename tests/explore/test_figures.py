@@ -147,7 +147,7 @@ def test_path_figure_writes_decays_and_products():
 
 def test_cost_figure_draws_what_was_measured():
     costs = {
-        name: cost.Cost((4, 8), (0.001 * n, 0.004 * n), (1000 * n, 8000 * n))
+        name: cost.Cost((4, 8), (0.001 * n, 0.004 * n), (1_000_000 * n, 8_000_000 * n))
         for n, name in enumerate(cost.CONTENDERS, start=1)
     }
     time, memory = cost.cost_figure(costs).axes
@@ -158,6 +158,8 @@ def test_cost_figure_draws_what_was_measured():
     for line, entry in zip(memory.lines, costs.values(), strict=True):
         assert list(line.get_ydata()) == pytest.approx([value / 1e6 for value in entry.peak_bytes])
         assert "N^{1.50}" in line.get_label()
+    small = {name: cost.Cost((4, 8, 16), (1.0, 2.0, 3.0), (1, 2_000_000, 3_000_000)) for name in costs}
+    assert list(cost.cost_figure(small).axes[1].lines[0].get_xdata()) == [64, 256]  # one byte was not measured
 
 
 def test_every_way_to_multiply_gives_the_same():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHANNELS = 16
+SMALLEST_PEAK = 100_000  # bytes: the resident set grows by pages, and less than this is chance
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,6 @@ class Cost:
     seconds: tuple[float, ...]
     peak_bytes: tuple[int, ...] = ()
 
-    @property
-    def tokens(self) -> list[int]:
-        """N of each grid."""
-        return [side * side for side in self.sides]
-
 
 def measure(largest: int = 256, *, rounds: int = 5, memory: bool = True) -> dict[str, Cost]:
     """Run every method on its grids up to a side, now and here.
@@ -106,6 +102,8 @@ def measure(largest: int = 256, *, rounds: int = 5, memory: bool = True) -> dict
 def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
     """Time and, where measured, peak memory against N, both axes logarithmic; the legend has the fitted exponents.
 
+    Peaks that are too small to be measured are left out.
+
     Args:
         costs: from `measure`.
     """
@@ -116,9 +114,11 @@ def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
     titles = ("time (ms)", "peak memory (MB)")
     for column, axis in enumerate(axes):
         for (name, cost), colour, marker in zip(costs.items(), colours, "os^D", strict=False):
-            values = _milliseconds(cost) if column == 0 else _megabytes(cost)
-            label = f"{CONTENDERS[name].label}, measured $N^{{{_slope(cost.sides, values):.2f}}}$"
-            axis.loglog(cost.tokens, values, marker=marker, color=colour, label=label)
+            points = _milliseconds(cost) if column == 0 else _megabytes(cost)
+            sides, values = list(points), list(points.values())
+            label = f"{CONTENDERS[name].label}, measured $N^{{{_slope(sides, values):.2f}}}$"
+            tokens = [side * side for side in sides]
+            axis.loglog(tokens, values, marker=marker, color=colour, label=label)
         axis.set_xlabel("tokens N")
         axis.set_title(titles[column], fontsize=11)
         axis.grid(alpha=0.3)
@@ -126,12 +126,13 @@ def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
     return figure
 
 
-def _milliseconds(cost: Cost) -> list[float]:
-    return [1e3 * value for value in cost.seconds]
+def _milliseconds(cost: Cost) -> dict[int, float]:
+    return {side: 1e3 * value for side, value in zip(cost.sides, cost.seconds, strict=True)}
 
 
-def _megabytes(cost: Cost) -> list[float]:
-    return [value / 1e6 for value in cost.peak_bytes]
+def _megabytes(cost: Cost) -> dict[int, float]:
+    measurable = zip(cost.sides, cost.peak_bytes, strict=True)
+    return {side: value / 1e6 for side, value in measurable if value >= SMALLEST_PEAK}
 
 
 def _slope(sides: Sequence[int], values: Sequence[float]) -> float:
