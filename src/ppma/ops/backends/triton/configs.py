@@ -12,14 +12,15 @@ from ppma.ops.backends.triton.launch import Config
 TILE_TOKENS = 64
 
 
-def line_tokens(n: int) -> int:
-    """Tokens of a line that a program keeps fixed."""
-    return min(TILE_TOKENS, max(16, triton.next_power_of_2(n)))
+def line_tokens(n: int, dtype: torch.dtype, channels: int) -> int:
+    """Tokens of a line that a program keeps fixed: fewer where they would not fit the registers."""
+    most = TILE_TOKENS // 2 if dtype == torch.float32 and channels > 32 else TILE_TOKENS
+    return min(most, max(16, triton.next_power_of_2(n)))
 
 
 def line_configs(kind: str, dtype: torch.dtype, n: int, channels: int) -> list[Config]:
     """How to launch an attention kernel on lines of n tokens; see `attention_configs`."""
-    tokens = line_tokens(n)
+    tokens = line_tokens(n, dtype, channels)
     return _configs(kind, dtype, tokens, tokens, channels)
 
 
@@ -66,6 +67,8 @@ def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels:
     return [default, *(config for config in others if config != default)]
 
 
-def state_configs(dtype: torch.dtype, channels: int) -> list[Config]:
+def state_configs(reads: bool, dtype: torch.dtype, channels: int) -> list[Config]:
     """Only one: reading states adds to its output, so it cannot be repeated to be measured."""
+    if dtype == torch.float32 and channels > 32:
+        return [Config(16 if reads else 8, 1)]
     return [Config(4, 1)]

@@ -66,11 +66,12 @@ class _Lines:
         batch, heads, *_, d = self.q.shape
         n = self.q.shape[self.axis]
         lines = self.q.shape[COLUMNS + ROWS - self.axis]
-        tokens = line_tokens(n)
+        channels = padded(max(d, dv))
+        tokens = line_tokens(n, self.q.dtype, channels)
         launch(
             kernel,
             (batch * heads * lines * triton.cdiv(n, tokens),),
-            line_configs(kind, self.q.dtype, n, padded(max(d, dv))),
+            line_configs(kind, self.q.dtype, n, channels),
             potential=self._plane(self.potential),
             lse=self._plane(self.lse),
             heads=heads,

@@ -107,7 +107,7 @@ class _OtherBands:
         launch(
             kernel,
             (batch * heads * programs,),
-            state_configs(self.f.dtype, max(self.widths)),
+            state_configs(kernel is not pass_states, self.f.dtype, max(self.widths)),
             beta=field(self.beta),
             heads=heads,
             W=width,
