@@ -221,7 +221,7 @@ def test_the_same_command_under_torchrun(scenes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the recipe so far tells digits from the ground, but not one digit from another", strict=True)
+@pytest.mark.xfail(reason="the recipe so far tells digits from the ground, but not one digit from another")
 def test_the_recipe_labels_held_out_scenes(tmp_path):
     torch.set_num_threads(2)
     assert cli.main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
