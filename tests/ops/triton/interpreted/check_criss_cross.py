@@ -21,7 +21,7 @@ def test_short_lines(combine, paths):
 
 @pytest.mark.parametrize(("combine", "dtype"), [("hadamard", torch.float32), ("logit", torch.bfloat16)])
 def test_long_lines(combine, dtype, monkeypatch):
-    monkeypatch.setattr(criss_cross, "line_tokens", lambda n: 16)
+    monkeypatch.setattr(criss_cross, "line_tokens", lambda *_: 16)
     inputs = attention_inputs((2, 18), dtype, d=20, dv=9)
     assert_kernels_accurate(ppma.criss_cross_attention, inputs, combine=combine)
 

@@ -14,7 +14,7 @@ TILE_TOKENS = 64
 
 def line_tokens(n: int, dtype: torch.dtype, channels: int) -> int:
     """Tokens of a line that a program keeps fixed: fewer where they would not fit the registers."""
-    most = TILE_TOKENS // 2 if dtype == torch.float32 and channels > 32 else TILE_TOKENS
+    most = TILE_TOKENS // 2 if dtype == torch.float32 and channels > 16 else TILE_TOKENS
     return min(most, max(16, triton.next_power_of_2(n)))
 
 
@@ -59,7 +59,8 @@ def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels:
     single = dtype == torch.float32
     # Products of float32 run outside the matrix units and take twice the registers: twice the threads, or more where
     # three products are summed.
-    warps = tokens // 16 * ((4 if kind == "keys" and channels > 32 else 2) if single else 1)
+    crowded = kind == "keys" and channels > (16 if tokens < TILE_TOKENS else 32)
+    warps = tokens // 16 * ((4 if crowded else 2) if single else 1)
     wide = kind == "forward" and not single and channels <= 32 and longest > 16
     pipelined = kind == "forward" and not single
     default = Config(warps, 2 if pipelined else 1, {"OTHERS": 32 if wide else 16})
@@ -69,6 +70,6 @@ def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels:
 
 def state_configs(reads: bool, dtype: torch.dtype, channels: int) -> list[Config]:
     """Only one: reading states adds to its output, so it cannot be repeated to be measured."""
-    if dtype == torch.float32 and channels > 32:
-        return [Config(16 if reads else 8, 1)]
-    return [Config(4, 1)]
+    if channels <= 16 or (channels <= 32 and dtype != torch.float32):
+        return [Config(4, 1)]
+    return [Config(16 if reads and channels > 32 and dtype == torch.float32 else 8, 1)]
