@@ -14,8 +14,7 @@ Kept = Tensor | tuple[Again, torch.Size, tuple[int, ...], int | torch.SymInt]
 _known: ContextVar[dict[int, Again] | None] = ContextVar("known", default=None)
 
 
-@contextlib.contextmanager
-def recomputing(value: Tensor, again: Again) -> Iterator[None]:
+def recomputing(value: Tensor, again: Again) -> contextlib.AbstractContextManager[None]:
     """Operations called inside keep, instead of `value`, how to compute it again, bit for bit.
 
     Only where the native kernels serve, which make the values in question nearly free. Gradient checkpointing and other
@@ -25,19 +24,25 @@ def recomputing(value: Tensor, again: Again) -> Iterator[None]:
         value: a tensor that lives as long as the context.
         again: computes it from tensors that are kept anyway.
     """
-    key, outer = _address(value), _known.get()
-    if outer is not None:
-        outer[key] = again
+    if not value.requires_grad or not native_serves(value, "depthwise_add"):
+        return contextlib.nullcontext()
+    return _recomputing(value, again)
+
+
+@contextlib.contextmanager
+def _recomputing(value: Tensor, again: Again) -> Iterator[None]:
+    outer = _known.get()
+    if outer is not None:  # its hooks look here too
+        outer[_address(value)] = again
         try:
             yield
         finally:
-            del outer[key]
+            del outer[_address(value)]
         return
-    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    if hooked or not value.requires_grad or not native_serves(value, "depthwise_add"):
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         yield
         return
-    token = _known.set({key: again})
+    token = _known.set({_address(value): again})
     try:
         with torch.autograd.graph.saved_tensors_hooks(_keep, _restore):
             yield
