@@ -1,16 +1,13 @@
 import pytest
-import torch
-from short_run import SHORT
+from short_run import SHORT, one_thread
 
 from ppma import cli
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,19 @@
 """Changes of a recipe for a run of seconds."""
 
+import contextlib
+
+import torch
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Sums have the same bits only with the same number of threads. Fixtures of a session run before the others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 SHORT = ("epochs=null", "steps=3", "batch_size=8", "eval_steps=3", "data.test_split=null")
 
 # The same for the recipes of detection and segmentation on scenes.

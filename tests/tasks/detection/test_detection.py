@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_run import SHORT_DENSE, SMALL_DETECTOR, settings
+from short_run import SHORT_DENSE, SMALL_DETECTOR, one_thread, settings
 
 import ppma
 from ppma import cli
@@ -27,7 +27,8 @@ QUICK = (*SHORT_DENSE, *SMALL_DETECTOR, "augment.short_sides=[64]", "detector.sh
 def run(scenes, tmp_path_factory):
     """The folder of a finished short run."""
     out = tmp_path_factory.mktemp("runs") / "detection"
-    assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
+    with one_thread():
+        assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
     return out
 
 

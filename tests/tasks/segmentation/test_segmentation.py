@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_run import SHORT_DENSE, SMALL_DECODER, settings
+from short_run import SHORT_DENSE, SMALL_DECODER, one_thread, settings
 
 import ppma
 from ppma import cli
@@ -40,7 +40,8 @@ PLAIN = Ade20kDataConfig(root="", short_side=20, long_side=40, mean=(0, 0, 0), s
 def run(scenes, tmp_path_factory):
     """The folder of a finished short run."""
     out = tmp_path_factory.mktemp("runs") / "segmentation"
-    assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
+    with one_thread():
+        assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
     return out
 
 
