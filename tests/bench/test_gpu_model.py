@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from ppma import cli
-from ppma.bench import gpu, roofline
+from ppma.bench import gpu, roofline, unmasked
 from ppma.bench.roofline import GPUS, MODELS, Stage, predict
 from ppma.ops.backends.triton.work import Work, work_of
 
@@ -76,7 +76,7 @@ def test_bench_without_a_gpu_says_so(capsys):
 
 def test_plain_attentions_have_the_shape_of_masked_ones():
     q, k, v = torch.randn(3, 1, 2, 3, 4, 8)
-    assert gpu.without_mask(q, k, v).shape == gpu.lines_without_mask(q, k, v).shape == v.shape
+    assert unmasked.without_mask(q, k, v).shape == unmasked.lines_without_mask(q, k, v).shape == v.shape
 
 
 def test_kernels_command_prints_predictions(capsys):

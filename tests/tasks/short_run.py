@@ -1,8 +1,11 @@
 """Changes of a recipe for a run of seconds."""
 
 import contextlib
+import shutil
 
 import torch
+
+from ppma import cli
 
 
 @contextlib.contextmanager
@@ -10,8 +13,10 @@ def one_thread():
     """Sums have the same bits only with the same number of threads. Fixtures of a session run before the others."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 SHORT = ("epochs=null", "steps=3", "batch_size=8", "eval_steps=3", "data.test_split=null")
@@ -25,3 +30,13 @@ SMALL_DECODER = ("decoder.channels=16", "decoder.auxiliary_channels=8")
 def settings(*assignments):
     """Assignments as arguments of the command line."""
     return [part for assignment in assignments for part in ("--set", assignment)]
+
+
+def assert_resume_gives_the_same_bits(recipe, run, again, changes, load):
+    """A finished run of three steps whose last checkpoint is lost, continued, ends with the same weights."""
+    shutil.copytree(run, again)
+    (again / "checkpoints" / "step-00000003.pt").unlink()
+    (again / "last.safetensors").unlink()
+    assert cli.main(["train", recipe, "--out", str(again), "--resume", "auto", *settings(*changes)]) == 0
+    first, second = (load(path / "last.safetensors")[0].state_dict() for path in (run, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)

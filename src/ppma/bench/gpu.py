@@ -5,7 +5,6 @@ from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import ppma
@@ -13,6 +12,7 @@ import ppma.models
 from ppma.bench.report import Report
 from ppma.bench.roofline import BATCH, Stage, block_kinds
 from ppma.bench.timing import interleave
+from ppma.bench.unmasked import lines_without_mask, without_mask
 from ppma.ops import backends
 
 Run = Callable[[], object]
@@ -42,24 +42,6 @@ def run(device: str = "cuda", *, rounds: int = 9, batch: int = BATCH) -> list[Re
     return operators + models
 
 
-def without_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Plain attention over all tokens."""
-    return F.scaled_dot_product_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)).view(v.shape)
-
-
-def lines_without_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Plain criss-cross attention, both ways."""
-
-    def rows(x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, x)
-
-    def columns(x: Tensor) -> Tensor:
-        out = F.scaled_dot_product_attention(q.transpose(2, 3), k.transpose(2, 3), x.transpose(2, 3))
-        return out.transpose(2, 3)
-
-    return rows(columns(v)) + columns(rows(v))
-
-
 def operator_report(stage: Stage, combine: str, device: torch.device, rounds: int, batch: int) -> Report:
     """One attention block's operator, bfloat16."""
     masked = ppma.polyline_attention if stage.full else ppma.criss_cross_attention
@@ -67,7 +49,7 @@ def operator_report(stage: Stage, combine: str, device: torch.device, rounds: in
     functions: dict[str, Callable[..., Tensor]] = {
         "masked, Triton": lambda *tensors: masked(*tensors, combine=combine, backend="triton"),
         "masked, PyTorch": lambda *tensors: masked(*tensors, combine=combine, backend="torch"),
-        "no mask": lambda q, k, v, *_: plain(q, k, v),
+        "no mask": plain,
     }
     name = (
         f"{'vanilla' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"

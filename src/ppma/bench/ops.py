@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import ppma
 from ppma.bench.report import Report
 from ppma.bench.timing import interleave
+from ppma.bench.unmasked import lines_without_mask, without_mask
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,6 @@ CRISS_CROSS = [
 ]
 FULL = [Shape("T stage 3", 8, 8, 14, 32), Shape("T/S/B stage 4", 8, 16, 7, 32), Shape("128x128 tokens", 1, 1, 128, 32)]
 LINEAR = [Shape("stage 1", 8, 4, 56, 16), Shape("128x128 tokens", 1, 4, 128, 32)]
-
-
-def _without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3))
-
-
-def _lines_without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-    """Criss-cross attention without a mask, columns then rows and rows then columns, by plain SDPA."""
-
-    def rows(x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, x)
-
-    def columns(x: Tensor) -> Tensor:
-        out = F.scaled_dot_product_attention(q.transpose(2, 3), k.transpose(2, 3), x.transpose(2, 3))
-        return out.transpose(2, 3)
-
-    return rows(columns(v)) + columns(rows(v))
 
 
 def _forward(function: Callable[..., Tensor], tensors: list[Tensor]) -> Callable[[], object]:
@@ -188,14 +171,14 @@ def suite(*, rounds: int = 9) -> list[Report]:
                 f"criss_cross_attention, {combine}",
                 ppma.criss_cross_attention,
                 CRISS_CROSS,
-                _lines_without_mask,
+                lines_without_mask,
                 rounds,
                 combine=combine,
             )
         )
         reports.append(
             attention_report(
-                f"polyline_attention, {combine}", ppma.polyline_attention, FULL, _without_mask, rounds, combine=combine
+                f"polyline_attention, {combine}", ppma.polyline_attention, FULL, without_mask, rounds, combine=combine
             )
         )
     reports.append(attention_report("linear_attention", ppma.linear_attention, LINEAR, None, rounds))

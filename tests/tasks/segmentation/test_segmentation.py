@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_run import SHORT_DENSE, SMALL_DECODER, one_thread, settings
+from short_run import SHORT_DENSE, SMALL_DECODER, assert_resume_gives_the_same_bits, one_thread, settings
 
 import ppma
 from ppma import cli
@@ -175,14 +175,8 @@ def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):
 
 
 def test_resume_gives_the_same_bits(run, scenes, tmp_path):
-    again = tmp_path / "run"
-    shutil.copytree(run, again)
-    (again / "checkpoints" / "step-00000003.pt").unlink()
-    (again / "last.safetensors").unlink()
-    command = ["train", RECIPE, "--out", str(again), "--resume", "auto"]
-    assert cli.main([*command, *settings(*QUICK, f"data.root={scenes}")]) == 0
-    first, second = (load_segmenter(path / "last.safetensors")[0].state_dict() for path in (run, again))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    changes = (*QUICK, f"data.root={scenes}")
+    assert_resume_gives_the_same_bits(RECIPE, run, tmp_path / "run", changes, load_segmenter)
 
 
 def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys):

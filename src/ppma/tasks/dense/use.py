@@ -44,12 +44,23 @@ def evaluate_model(
     dataset: Dataset,
     collate: Callable[[list[Any]], Any],
     *,
-    batch_size: int,
-    workers: int,
-    amp: str,
-    max_broken: int,
+    batch_size: int = 4,
+    workers: int = 0,
+    amp: str = "none",
+    max_broken: int = 50,
 ) -> dict[str, float]:
-    """Measure on every sample once; under torchrun they are shared out."""
+    """Measure on every sample once; under torchrun they are shared out.
+
+    Args:
+        model: in evaluation mode.
+        metrics: a fresh object.
+        dataset: the samples.
+        collate: of a batch.
+        batch_size: for one process.
+        workers: loader processes.
+        amp: "none", "bf16" or "fp16".
+        max_broken: broken images that are skipped before it stops.
+    """
     with distributed.world() as world:
         return evaluate(
             model.to(world.device),

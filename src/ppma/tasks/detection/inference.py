@@ -21,10 +21,7 @@ def evaluate_checkpoint(
     *,
     split: str | None = None,
     assignments: Iterable[str] = (),
-    batch_size: int = 4,
-    workers: int = 0,
-    amp: str = "none",
-    max_broken: int = 50,
+    **options: Any,
 ) -> dict[str, float]:
     """Average precision of boxes and masks.
 
@@ -33,17 +30,13 @@ def evaluate_checkpoint(
         data: a configuration file, or a folder in COCO's layout.
         split: which part; `data.val_split` if None.
         assignments: `key=value` changes of the configuration.
-        batch_size: for one process.
-        workers: loader processes.
-        amp: "none", "bf16" or "fp16".
-        max_broken: broken images that are skipped before it stops.
+        options: of `evaluate_model`, such as `batch_size`.
     """
     model, stored, classes = load_detector(checkpoint)
     config = data_configuration(stored, data, assignments)
     held_out = CocoInstances(config.data, split or config.data.val_split)
     check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
-    options = {"batch_size": batch_size, "workers": workers, "amp": amp, "max_broken": max_broken}
-    return evaluate_model(model, CocoMetrics(), held_out, collate, **options)  # type: ignore[arg-type]
+    return evaluate_model(model, CocoMetrics(), held_out, collate, **options)
 
 
 @torch.inference_mode()

@@ -23,10 +23,7 @@ def evaluate_checkpoint(
     *,
     split: str | None = None,
     assignments: Iterable[str] = (),
-    batch_size: int = 4,
-    workers: int = 0,
-    amp: str = "none",
-    max_broken: int = 50,
+    **options: Any,
 ) -> dict[str, float]:
     """mIoU, mAcc and aAcc.
 
@@ -35,10 +32,7 @@ def evaluate_checkpoint(
         data: a configuration file, or a folder in ADE20K's layout.
         split: which part; `data.val_split` if None.
         assignments: `key=value` changes of the configuration, for example `test.flip=true`.
-        batch_size: for one process.
-        workers: loader processes.
-        amp: "none", "bf16" or "fp16".
-        max_broken: broken images that are skipped before it stops.
+        options: of `evaluate_model`, such as `batch_size`.
     """
     model, stored, classes = load_segmenter(checkpoint)
     config = data_configuration(stored, data, assignments)
@@ -46,8 +40,7 @@ def evaluate_checkpoint(
     if len(held_out.classes) != len(classes) or classes != numbered(len(classes)):  # numbers stand for any names
         check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
     metrics = PixelMetrics(len(classes), config.data, config.test)
-    options = {"batch_size": batch_size, "workers": workers, "amp": amp, "max_broken": max_broken}
-    return evaluate_model(model, metrics, held_out, collate, **options)  # type: ignore[arg-type]
+    return evaluate_model(model, metrics, held_out, collate, **options)
 
 
 @torch.inference_mode()
