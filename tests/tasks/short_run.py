@@ -29,7 +29,7 @@ SMALL_DECODER = ("decoder.channels=16", "decoder.auxiliary_channels=8")
 
 def settings(*assignments):
     """Assignments as arguments of the command line."""
-    return [part for assignment in assignments for part in ("--set", assignment)]
+    return ["--set", *assignments]
 
 
 def assert_resume_gives_the_same_bits(recipe, run, again, changes, load):

@@ -8,20 +8,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_run import SHORT
+from short_run import SHORT, settings
 
 import ppma
 from ppma import cli
+from ppma.classifier import load_classifier
 from ppma.data.arrays import digits
+from ppma.data.classes import check_classes
 from ppma.engine.log import read_rows
 from ppma.tasks.classification.ablation import PAPER
 from ppma.tasks.classification.task import ClassificationMetrics
-from ppma.tasks.classification.weights import check_classes, load_classifier
 from ppma.tasks.run import train
-
-
-def settings(*assignments):
-    return [part for assignment in assignments for part in ("--set", assignment)]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ppma.classifier import Preparation, load_classifier
 from ppma.data.images import ImageDataConfig, eval_transform
 from ppma.models import CONFIGS, PolylineBackbone, load_checkpoint
 from ppma.ops import checks
@@ -63,9 +64,6 @@ def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
 
 def from_checkpoint(path: str | Path) -> Subject:
     """Any weight file that ppma reads; a classifier of `ppma train` brings its classes and its preparation."""
-    # A checkpoint's preparation belongs to its task; the figures need no task.
-    from ppma.tasks.classification.weights import load_classifier
-
     model = load_checkpoint(path)
     name = Path(path).stem
     if model.num_classes == 0:
@@ -76,12 +74,4 @@ def from_checkpoint(path: str | Path) -> Subject:
 
 
 def _published_data(model: PolylineBackbone) -> ImageDataConfig:
-    known = model.pretrained_cfg
-    return ImageDataConfig(
-        name="digits",
-        image_size=known["input_size"][-1],
-        interpolation=known["interpolation"],
-        mean=known["mean"],
-        std=known["std"],
-        crop_pct=known["crop_pct"],
-    )
+    return Preparation.published(model).apply_to(ImageDataConfig(name="digits"))

@@ -23,11 +23,12 @@ from ppma.tasks.classification import ablation, demo, inference
 def _set_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="KEY=VALUE",
         dest="assignments",
-        help="change a key of the configuration, for example --set lr=1e-4 --set data.root=/data; may be repeated",
+        help="change keys of the configuration, for example --set lr=1e-4 data.root=/data; may be repeated",
     )
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from ppma.classifier import load_classifier
 from ppma.data.images import TransformedImages, eval_transform, open_images
 from ppma.engine.log import ProgressLine
 from ppma.explore.worked_example import worked_example
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.inside import confusion_figure, look_figure
 from ppma.tasks.classification.task import collate
-from ppma.tasks.classification.weights import load_classifier
 from ppma.tasks.registry import find_config, load_config
 from ppma.tasks.run import train
 

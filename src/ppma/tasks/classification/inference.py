@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
+from ppma.classifier import load_classifier
 from ppma.config import ConfigError
+from ppma.data.classes import check_classes
 from ppma.data.images import ImageDataConfig, TransformedImages, eval_transform, open_images
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource, decode
@@ -14,7 +16,6 @@ from ppma.engine import distributed
 from ppma.engine.evaluation import BrokenSamples, evaluate
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.task import ClassificationMetrics, collate
-from ppma.tasks.classification.weights import check_classes, load_classifier
 from ppma.tasks.registry import load_config
 
 

@@ -13,6 +13,8 @@ from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ppma.classifier import Preparation, classes_in, save_classifier
+from ppma.data.classes import check_classes
 from ppma.data.images import (
     TransformedImages,
     eval_transform,
@@ -24,7 +26,6 @@ from ppma.data.source import ImageSource
 from ppma.engine.task import Metrics, Task
 from ppma.models import PolylineBackbone, load_checkpoint
 from ppma.tasks.classification.config import ClassificationConfig
-from ppma.tasks.classification.weights import Preparation, check_classes, classes_in, save_classifier
 
 
 def collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
 from ppma.data.pixels import image_tensor
-from ppma.tasks.classification.weights import check_classes
 from ppma.tasks.dense.overlay import draw_instances
 from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures
 from ppma.tasks.detection.metrics import SOLID, CocoMetrics

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
+from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
 from ppma.data.coco_transforms import train_transform
 from ppma.engine.task import Task
 from ppma.models import PolylineBackbone, files
-from ppma.tasks.classification.weights import check_classes
 from ppma.tasks.dense.weights import read_model, save_model, starting_backbone
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.metrics import CocoMetrics

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ppma.data.ade20k import Ade20kImages
+from ppma.data.classes import check_classes
 from ppma.data.pixels import image_tensor
-from ppma.tasks.classification.weights import check_classes
 from ppma.tasks.dense.overlay import draw_classes
 from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures
 from ppma.tasks.segmentation.metrics import PixelMetrics

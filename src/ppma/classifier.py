@@ -41,6 +41,19 @@ class Preparation:
         shared = {field.name: getattr(data, field.name) for field in dataclasses.fields(cls) if field.name != "classes"}
         return cls(classes=tuple(classes), **shared)
 
+    @classmethod
+    def published(cls, model: PolylineBackbone) -> "Preparation":
+        """As the published models are prepared, with ImageNet's classes if it has 1,000, else numbers."""
+        known = model.pretrained_cfg
+        return cls(
+            classes=_default_classes(model.num_classes),
+            image_size=known["input_size"][-1],
+            interpolation=known["interpolation"],
+            mean=tuple(known["mean"]),
+            std=tuple(known["std"]),
+            crop_pct=known["crop_pct"],
+        )
+
     def apply_to(self, data: ImageDataConfig) -> ImageDataConfig:
         """Data prepared this way."""
         changes = {key: value for key, value in dataclasses.asdict(self).items() if key != "classes"}
@@ -73,24 +86,12 @@ def classes_in(path: str | Path) -> tuple[str, ...] | None:
 def load_classifier(path: str | Path) -> tuple[PolylineBackbone, Preparation]:
     """A model, in evaluation mode, and how it wants its images.
 
-    A file that does not say it (the authors' are such) is prepared as the published models are, and has ImageNet's
-    classes if it has 1,000, else numbers.
+    A file that does not say it (the authors' are such) is prepared as the published models are.
     """
     model = load_checkpoint(path)
     if model.num_classes == 0:
         raise ValueError(f"{path}: expected a classifier, got a backbone without classes")
-    stored = _stored(path)
-    if stored is not None:
-        return model, stored
-    known = model.pretrained_cfg
-    return model, Preparation(
-        classes=_default_classes(model.num_classes),
-        image_size=known["input_size"][-1],
-        interpolation=known["interpolation"],
-        mean=tuple(known["mean"]),
-        std=tuple(known["std"]),
-        crop_pct=known["crop_pct"],
-    )
+    return model, _stored(path) or Preparation.published(model)
 
 
 def _default_classes(count: int) -> tuple[str, ...]:
@@ -98,19 +99,3 @@ def _default_classes(count: int) -> tuple[str, ...]:
         info = ImageNetInfo()
         return tuple(info.index_to_label_name(index) for index in range(count))
     return tuple(map(str, range(count)))
-
-
-def check_classes(classes: Sequence[str], others: Sequence[str], *, found: str, expected: str) -> None:
-    """Labels mean the same only where the classes are the same, in the same order."""
-    if tuple(classes) == tuple(others):
-        return
-    lacking = [name for name in others if name not in set(classes)]
-    surplus = [name for name in classes if name not in set(others)]
-    parts = [
-        f"{len(names)} {word} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
-        for names, word in ((lacking, "missing"), (surplus, "not expected"))
-        if names
-    ]
-    raise ValueError(
-        f"classes: {found} has {len(classes)} and {expected} {len(others)}: {'; '.join(parts) or 'in another order'}"
-    )
