@@ -1,7 +1,10 @@
 """Changes of a recipe for a run of seconds."""
 
 import contextlib
+import json
 import shutil
+import subprocess
+import sys
 
 import torch
 
@@ -40,3 +43,12 @@ def assert_resume_gives_the_same_bits(recipe, run, again, changes, load):
     assert cli.main(["train", recipe, "--out", str(again), "--resume", "auto", *settings(*changes)]) == 0
     first, second = (load(path / "last.safetensors")[0].state_dict() for path in (run, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def summary_under_torchrun(recipe, out, changes):
+    """What a run of the command on two processes writes about itself."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
+    command += ["train", recipe, "--out", str(out), *settings(*changes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads((out / "summary.json").read_text())

@@ -1,14 +1,12 @@
 """Training, evaluation and prediction by the command line, on small runs."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_run import SHORT, settings
+from short_run import SHORT, settings, summary_under_torchrun
 
 import ppma
 from ppma import cli
@@ -206,9 +204,5 @@ def test_the_demonstration_reaches_97_percent(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_command_under_torchrun(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
-    command += ["train", "configs/digits_nano.yaml", "--out", str(tmp_path), *settings(*SHORT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_under_torchrun("configs/digits_nano.yaml", tmp_path, SHORT)
     assert (summary["processes"], summary["val_count"]) == (2, 180)

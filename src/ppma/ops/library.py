@@ -46,6 +46,23 @@ def attention(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """What the backend's function of this name gets and gives, as every operator here without `backend`.
+
+    Args:
+        q: (B, heads, H, W, d).
+        k: (B, heads, H, W, d).
+        v: (B, heads, H, W, dv).
+        log_alpha: (B, heads, H, W).
+        log_beta: (B, heads, H, W).
+        combine: "hadamard" or "logit".
+        paths: "v2h", "h2v" or "2d".
+        scale: factor on the scores.
+        backend: see `backends.call`.
+
+    Returns:
+        The output (B, heads, H, W, dv); the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); and, where there
+        are two softmaxes, the output of the first, (1, B, heads, H, W, dv), else an empty (0, ...) tensor.
+    """
     return _run(backend, "attention", q, q, k, v, log_alpha, log_beta, combine, paths, scale)
 
 

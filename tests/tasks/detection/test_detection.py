@@ -2,14 +2,19 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_run import SHORT_DENSE, SMALL_DETECTOR, assert_resume_gives_the_same_bits, one_thread, settings
+from short_run import (
+    SHORT_DENSE,
+    SMALL_DETECTOR,
+    assert_resume_gives_the_same_bits,
+    one_thread,
+    settings,
+    summary_under_torchrun,
+)
 
 import ppma
 from ppma import cli
@@ -187,11 +192,7 @@ def test_missing_data_and_other_classes_are_errors(run, scenes, tmp_path, capsys
 
 @pytest.mark.slow
 def test_the_same_command_under_torchrun(scenes, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
-    command += ["train", RECIPE, "--out", str(tmp_path), *settings(*QUICK, f"data.root={scenes}")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = summary_under_torchrun(RECIPE, tmp_path, (*QUICK, f"data.root={scenes}"))
     assert (summary["processes"], summary["val_count"]) == (2, 3)
 
 

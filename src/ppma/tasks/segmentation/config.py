@@ -19,14 +19,18 @@ class SegmentationConfig(DenseConfig):
         augment: see there.
         decoder: see there.
         test: see there.
+        class_balance: weight of a class in the loss, as power of its pixels in the batch: 0 counts every pixel alike, 1
+            every class. Above 0 a ground that fills most of an image does not drown the rest.
     """
 
     data: Ade20kDataConfig
     augment: Ade20kAugmentConfig = field(default_factory=Ade20kAugmentConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     test: TestConfig = field(default_factory=TestConfig)
+    class_balance: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(0 <= self.class_balance <= 1, "class_balance", "a number in [0, 1]", self.class_balance)
         micro = self.batch_size // self.accumulate
         require(micro >= 2, "batch_size", "a micro-batch of 2 or more, for the batch norm of one pooled pixel", micro)

@@ -27,6 +27,8 @@ class DecoderConfig:
         auxiliary_channels: of the auxiliary head on the third stage, which serves training only.
         auxiliary_weight: of its loss.
         dropout: of whole channels before the classifiers.
+        classifier_std: of the classifiers' first weights. MMSegmentation's 0.01 leaves the classes almost alike, and
+            without a pretrained backbone they stay so for long.
     """
 
     channels: int = 512
@@ -34,6 +36,7 @@ class DecoderConfig:
     auxiliary_channels: int = 256
     auxiliary_weight: float = 0.4
     dropout: float = 0.1
+    classifier_std: float = 0.01
 
     def __post_init__(self) -> None:
         for key in ("channels", "auxiliary_channels"):
@@ -41,6 +44,7 @@ class DecoderConfig:
         require(min(self.pool_scales, default=0) >= 1, "pool_scales", "numbers >= 1", self.pool_scales)
         require(self.auxiliary_weight >= 0, "auxiliary_weight", "0 or more", self.auxiliary_weight)
         require(0 <= self.dropout < 1, "dropout", "a number in [0, 1)", self.dropout)
+        require(self.classifier_std >= 0, "classifier_std", "0 or more", self.classifier_std)
 
 
 class Scores(NamedTuple):
@@ -75,7 +79,7 @@ class UPerNet(nn.Module):
         self.decode_head = UperNetHead(settings, channels)
         self.auxiliary_head = UperNetFCNHead(settings, channels, in_index=AUXILIARY_STAGE)
         for head in (self.decode_head, self.auxiliary_head):
-            _initialise(head)
+            _initialise(head, decoder.classifier_std)
             head.add_module("classifier", nn.Sequential(nn.Dropout2d(decoder.dropout), head.classifier))
 
     def forward(self, images: Tensor) -> Scores:
@@ -93,13 +97,13 @@ def _enlarge(scores: Tensor, images: Tensor) -> Tensor:
     return F.interpolate(scores, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def _initialise(head: UperNetHead | UperNetFCNHead) -> None:
+def _initialise(head: UperNetHead | UperNetFCNHead, classifier_std: float) -> None:
     """As MMSegmentation starts its heads; transformers leaves PyTorch's defaults."""
     for module in head.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:  # the classifier, the only one without a norm after it
-                nn.init.normal_(module.weight, std=0.01)
+                nn.init.normal_(module.weight, std=classifier_std)
                 nn.init.zeros_(module.bias)
 
 

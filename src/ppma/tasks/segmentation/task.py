@@ -25,10 +25,19 @@ def collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Te
     return list(images), list(labels)
 
 
-def pixel_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy, a mean over the labelled pixels: scores (B, classes, H, W), labels (B, H, W)."""
-    labelled = (labels != IGNORED).sum().clamp(min=1)  # a batch without any label has a loss of 0
-    return F.cross_entropy(scores.float(), labels, ignore_index=IGNORED, reduction="sum") / labelled
+def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0) -> Tensor:
+    """Cross-entropy, a mean over the labelled pixels, each with the weight of its class.
+
+    Args:
+        scores: (B, classes, H, W).
+        labels: (B, H, W).
+        balance: a class that has n pixels in this batch has the weight n ** -balance.
+    """
+    classes = scores.shape[1]
+    pixels = torch.bincount(labels.where(labels != IGNORED, classes).flatten(), minlength=classes + 1)[:classes]
+    weight = pixels.clamp(min=1).float() ** -balance
+    total = F.cross_entropy(scores.float(), labels, weight, ignore_index=IGNORED, reduction="sum")
+    return total / (weight * pixels).sum().clamp(min=torch.finfo(weight.dtype).tiny)  # 0 in a batch without any label
 
 
 class Segmentation(Task[SegmentationConfig]):
@@ -57,10 +66,10 @@ class Segmentation(Task[SegmentationConfig]):
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> dict[str, Tensor]:
         images, labels = (torch.stack(parts) for parts in batch)
         scores = model(images)
-        weight = self.config.decoder.auxiliary_weight
+        weight, balance = self.config.decoder.auxiliary_weight, self.config.class_balance
         return {
-            "decoder": pixel_loss(scores.main, labels),
-            "auxiliary": weight * pixel_loss(scores.auxiliary, labels),
+            "decoder": pixel_loss(scores.main, labels, balance),
+            "auxiliary": weight * pixel_loss(scores.auxiliary, labels, balance),
         }
 
     def metrics(self) -> PixelMetrics:

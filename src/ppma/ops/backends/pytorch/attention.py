@@ -76,22 +76,7 @@ def attention(
     paths: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward.
-
-    Args:
-        q: (B, heads, H, W, d).
-        k: (B, heads, H, W, d).
-        v: (B, heads, H, W, dv).
-        log_alpha: (B, heads, H, W).
-        log_beta: (B, heads, H, W).
-        combine: "hadamard" or "logit".
-        paths: "v2h", "h2v" or "2d".
-        scale: factor on the scores.
-
-    Returns:
-        The output (B, heads, H, W, dv); the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); and, where there
-        are two softmaxes, the output of the first, (1, B, heads, H, W, dv), else an empty (0, ...) tensor.
-    """
+    """Forward; see `ppma.ops.library.attention`."""
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     out = heads_last_empty(v, v.shape[-1])

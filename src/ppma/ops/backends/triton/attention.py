@@ -160,12 +160,7 @@ def masked_backward(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W).
-
-    Returns:
-        The output (B, heads, H, W, dv); the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); and, where there
-        are two softmaxes, the output of the first, (1, B, heads, H, W, dv), else an empty (0, ...) tensor.
-    """
+    """Forward; see `ppma.ops.library.attention`."""
     check_channels(q, v)
     softmaxes = 2 if combine == "logit" and paths == "2d" else 1
     out = heads_last_empty(v, v.shape[-1])
