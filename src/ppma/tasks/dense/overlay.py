@@ -44,12 +44,24 @@ def draw_instances(
         texts: one for each.
     """
     canvas, factor = _enlarged(image), enlargement(image)
+    colours: list = [palette(label + 1)[label] for label in labels]
     if len(boxes):
-        colours: list = [palette(max(labels) + 1)[label] for label in labels]
         larger = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
         canvas = draw_segmentation_masks(canvas, larger, alpha=0.45, colors=colours)
-        canvas = draw_bounding_boxes(canvas, boxes * factor, list(texts), colours, width=2)
-    return Image.fromarray(canvas.permute(1, 2, 0).numpy())
+        canvas = draw_bounding_boxes(canvas, boxes * factor, colors=colours, width=2)
+    picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
+    draw = ImageDraw.Draw(picture)
+    for box, text, colour in zip((boxes * factor).tolist(), texts, colours, strict=True):
+        _write(draw, (box[0], box[1]), text, colour)
+    return picture
+
+
+def _write(draw: ImageDraw.ImageDraw, corner: tuple[float, float], text: str, colour: tuple[int, int, int]) -> None:
+    """A text on a ground of its own, above the corner of a box or, where there is no room, inside."""
+    left, top = corner[0], corner[1] - _ROW if corner[1] >= _ROW else corner[1]
+    draw.rectangle((left, top, left + draw.textlength(text) + 6, top + _ROW - 2), fill=colour)
+    dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 128
+    draw.text((left + 3, top + 2), text, fill="white" if dark else "black")
 
 
 def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str]) -> Image.Image:
