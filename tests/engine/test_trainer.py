@@ -1,5 +1,6 @@
 """What a run writes, and how it ends when something goes wrong."""
 
+import contextlib
 import json
 import math
 import os
@@ -8,15 +9,17 @@ import signal
 import time
 
 import pytest
+import timm
 import torch
 from processes import Program, program
 from safetensors.torch import load_file
-from stand_in import run
+from stand_in import StandIn, run
 
+import ppma
 from ppma.config import ConfigError
 from ppma.engine import checkpoint
 from ppma.engine.evaluation import TooManyBrokenError
-from ppma.engine.log import read_rows
+from ppma.engine.log import MetricsLog, read_rows
 from ppma.engine.trainer import NonFiniteLossError
 
 
@@ -101,22 +104,64 @@ def test_a_non_finite_loss_stops_after_saving(tmp_path):
     assert checkpoint.newest(tmp_path)["step"] == 6  # --resume auto does not walk into it again
 
 
-def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path):
+@contextlib.contextmanager
+def full_disk(room):
+    """A write beyond `room` bytes fails half-way."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path):
     path = tmp_path / "checkpoints" / "step-00000001.pt"
     state = {"step": 1, "model": {}, "optimizer": {}, "rng": [], "weights": torch.zeros(1000)}
     checkpoint.save(path, state)
     before = path.read_bytes()
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (2000, limits[1])
-    )  # a write beyond that fails half-way, as on a full disk
-    try:
-        with pytest.raises(OSError, match="large"):
-            checkpoint.save(path, {**state, "step": 2})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(2000), pytest.raises(OSError, match="large"):
+        checkpoint.save(path, {**state, "step": 2})
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_full_disk_keeps_the_earlier_weights(tmp_path):
+    model = timm.create_model("ppma_nano", num_classes=10)
+    path = tmp_path / "best.safetensors"
+    ppma.save_checkpoint(model, path)
+    before = path.read_bytes()
+    with full_disk(2000), pytest.raises(OSError, match="large"):
+        ppma.save_checkpoint(model, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_that_a_full_disk_refuses_are_written_later(tmp_path):
+    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    rows = [{"step": step, "loss": 0.1 * step} for step in range(1, 5)]
+    log.add(rows[0])
+    with full_disk(len("step,loss\n1,0.1\n") + 3):
+        for row in rows[1:3]:
+            with pytest.warns(UserWarning, match="a row of metrics.csv not written yet"):
+                log.add(row)
+    log.add(rows[3])
+    assert read_rows(tmp_path / "metrics.csv") == rows
+
+
+def test_a_run_goes_on_when_its_weights_cannot_be_written(tmp_path, monkeypatch):
+    save, calls = StandIn.save_weights, []
+
+    def full(task, model, path):
+        calls.append(path)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+        save(task, model, path)
+
+    monkeypatch.setattr(StandIn, "save_weights", full)
+    with pytest.warns(UserWarning, match="weights not written, the earlier ones are kept: .*No space left"):
+        run(tmp_path, "epochs=2", "eval_epochs=1")
+    assert (tmp_path / "last.safetensors").is_file()
 
 
 def test_a_run_goes_on_when_a_checkpoint_cannot_be_written(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Checkpoints that survive crashes: written beside, synced, renamed; read without running pickled code."""
 
 import io
-import os
 import pickle
 import random
 import re
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ppma.atomic import write_atomically
 from ppma.engine.distributed import World
 
 FOLDER = "checkpoints"
@@ -21,25 +21,6 @@ _NAME = re.compile(r"step-(\d+)\.pt")
 
 class UnreadableCheckpointError(ValueError):
     """A checkpoint file that is damaged or not one of ours."""
-
-
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that, whenever the machine stops, there is either the old one or the new one, complete."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import csv
 import io
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ppma.engine.checkpoint import write_atomically
+from ppma.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +48,7 @@ class MetricsLog:
     def __init__(self, run: Path, step: int, *, tensorboard: bool = True) -> None:
         self.path = run / METRICS
         self.rows = [row for row in read_rows(self.path) if row["step"] < step]
+        self.columns: list[str] = []
         self._write()
         self.events: Any = None
         if tensorboard:
@@ -57,13 +59,20 @@ class MetricsLog:
             self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
 
     def add(self, row: Row) -> None:
-        """Append a row; a name not seen before makes the file anew, with its column."""
+        """Append a row; a name not seen before makes the file anew, with its column.
+
+        A disk that refuses the row gets it with the next one.
+        """
         self.rows.append(row)
-        if set(row) <= set(self.columns):
-            with open(self.path, "a", newline="", encoding="utf-8") as file:
-                self._writer(file).writerow({key: _cell(value) for key, value in row.items()})
-        else:
-            self._write()
+        try:
+            if set(row) <= set(self.columns):
+                with open(self.path, "a", newline="", encoding="utf-8") as file:
+                    self._writer(file).writerow({key: _cell(value) for key, value in row.items()})
+            else:
+                self._write()
+        except OSError as error:
+            self.columns = []
+            warnings.warn(f"a row of {METRICS} not written yet: {error}", stacklevel=2)
         if self.events is not None:
             for key, value in row.items():
                 if key != "step":

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ppma import config as configs
+from ppma.atomic import write_atomically
 from ppma.engine import checkpoint, optim
 from ppma.engine.config import RunConfig
 from ppma.engine.distributed import World, synchronise_batch_norm
@@ -312,9 +313,12 @@ class Trainer:
         if improved:
             self.best, self.best_step = value, self.step
         if self.world.main:
-            self.task.save_weights(self.usable, self.run / "last.safetensors")
-            if improved:
-                self.task.save_weights(self.usable, self.run / "best.safetensors")
+            try:
+                self.task.save_weights(self.usable, self.run / "last.safetensors")
+                if improved:
+                    self.task.save_weights(self.usable, self.run / "best.safetensors")
+            except OSError as error:
+                warnings.warn(f"weights not written, the earlier ones are kept: {error}", stacklevel=2)
         self.progress.say(f"step {self.step}/{self.steps}: {format_metrics(measured)}{' (best)' if improved else ''}")
         return measured
 
@@ -345,7 +349,7 @@ class Trainer:
         summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
         if self.log is not None:
             summary |= self._summary()
-            checkpoint.write_atomically(self.run / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+            write_atomically(self.run / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
             curves(self.log.rows).savefig(self.run / "curves.png", dpi=120)
         return self.world.broadcast(summary)
 

@@ -4,18 +4,18 @@ Our format is a safetensors file whose metadata holds the configuration, so that
 """
 
 import json
-import os
 import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ppma.atomic import write_atomically
 from ppma.models.config import BackboneConfig
 
 WEIGHTS_NAME = "model.safetensors"
@@ -126,11 +126,9 @@ def write_native(
     path: str | Path, state: Mapping[str, Tensor], config: BackboneConfig, extra: Mapping[str, str] | None = None
 ) -> None:
     """Write our format, with `extra` metadata; a file of that name is replaced only when the new one is complete."""
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
     metadata = {"format": "pt", _CONFIG_KEY: json.dumps(config.to_dict()), **(extra or {})}
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, partial, metadata)
-    os.replace(partial, path)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    write_atomically(Path(path), safetensors.torch.save(tensors, metadata))
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str, strict: bool = True) -> None:
