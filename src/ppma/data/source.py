@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -67,6 +68,15 @@ class Subset(ImageSource):
     def labels(self) -> Sequence[int]:
         labels = self.source.labels()
         return [labels[index] for index in self.indices]
+
+
+def image_files(images: Sequence[str | Path]) -> list[Path]:
+    """Paths that a user gave, if all of them exist."""
+    paths = [Path(path) for path in images]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise ValueError(f"image: expected files, found none at {', '.join(missing)}")
+    return paths
 
 
 def decode(file: object, name: str) -> Image.Image:

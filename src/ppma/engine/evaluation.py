@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from ppma.engine import distributed
 from ppma.engine.distributed import World
 from ppma.engine.log import ProgressLine
 from ppma.engine.stream import eval_batches, to_device
@@ -99,3 +100,40 @@ def evaluate(
     computed = metrics.compute([state for state, _ in gathered]) if world.main else None
     measured: dict[str, float] = world.broadcast(computed)
     return {**measured, "count": counted, "per_second": counted / (time.monotonic() - begun)}
+
+
+def evaluate_model(
+    model: nn.Module,
+    metrics: Metrics,
+    dataset: Dataset,
+    collate: Callable[[list[Any]], Any],
+    *,
+    batch_size: int,
+    workers: int = 0,
+    amp: str = "none",
+    max_broken: int = 50,
+) -> dict[str, float]:
+    """`evaluate` outside of a training; under torchrun the samples are shared out.
+
+    Args:
+        model: in evaluation mode.
+        metrics: a fresh object.
+        dataset: the samples.
+        collate: of a batch.
+        batch_size: for one process.
+        workers: loader processes.
+        amp: "none", "bf16" or "fp16".
+        max_broken: broken images that are skipped before it stops.
+    """
+    with distributed.world() as world:
+        return evaluate(
+            model.to(world.device),
+            metrics,
+            dataset,
+            collate,
+            batch_size=batch_size,
+            workers=workers,
+            world=world,
+            broken=BrokenSamples(max_broken),
+            amp=amp,
+        )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,9 +12,8 @@ from ppma.config import ConfigError
 from ppma.data.classes import check_classes
 from ppma.data.images import ImageDataConfig, TransformedImages, eval_transform, open_images
 from ppma.data.readers import folder_images
-from ppma.data.source import ImageSource, decode
-from ppma.engine import distributed
-from ppma.engine.evaluation import BrokenSamples, evaluate
+from ppma.data.source import ImageSource, decode, image_files
+from ppma.engine.evaluation import evaluate_model
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.task import ClassificationMetrics, collate
 from ppma.tasks.registry import load_config
@@ -51,9 +51,7 @@ def evaluate_classifier(
     split: str | None = None,
     assignments: Iterable[str] = (),
     batch_size: int = 64,
-    workers: int = 0,
-    amp: str = "none",
-    max_broken: int = 50,
+    **options: Any,
 ) -> dict[str, float]:
     """Top-1, top-5, cross-entropy, count and throughput; under torchrun the images are shared out.
 
@@ -63,26 +61,14 @@ def evaluate_classifier(
         split: see there.
         assignments: see there.
         batch_size: for one process.
-        workers: loader processes.
-        amp: "none", "bf16" or "fp16".
-        max_broken: broken images that are skipped before it stops.
+        options: of `evaluate_model`, such as `workers`.
     """
     model, preparation = load_classifier(checkpoint)
     source = find_images(data, split=split, assignments=assignments)
     check_classes(source.classes, preparation.classes, found="the data", expected="the checkpoint")
     transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
-    with distributed.world() as world:
-        return evaluate(
-            model.to(world.device),
-            ClassificationMetrics(),
-            TransformedImages(source, transform),
-            collate,
-            batch_size=batch_size,
-            workers=workers,
-            world=world,
-            broken=BrokenSamples(max_broken),
-            amp=amp,
-        )
+    images = TransformedImages(source, transform)
+    return evaluate_model(model, ClassificationMetrics(), images, collate, batch_size=batch_size, **options)
 
 
 @dataclass(frozen=True)
@@ -105,14 +91,12 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path], *, top: int = 
     """
     if top < 1:
         raise ValueError(f"top: expected at least 1, got {top}")
-    missing = [str(path) for path in images if not Path(path).is_file()]
-    if missing:
-        raise ValueError(f"image: expected files, found none at {', '.join(missing)}")
+    paths = image_files(images)
     model, preparation = load_classifier(checkpoint)
     transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
     predictions = []
-    for path in images:
-        probabilities = model(transform(decode(str(path), str(path)))[None]).float().softmax(-1)[0]
+    for path in paths:
+        probabilities = model(transform(decode(path, str(path)))[None]).float().softmax(-1)[0]
         best = probabilities.topk(min(top, len(probabilities)))
         names = tuple(preparation.classes[index] for index in best.indices.tolist())
         predictions.append(Prediction(str(path), names, tuple(best.values.tolist())))

@@ -1,18 +1,13 @@
-"""What using a trained detector and a trained segmenter have in common: data, images, evaluation."""
+"""What using a trained detector and a trained segmenter have in common: data, images."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from PIL import Image
-from torch import nn
-from torch.utils.data import Dataset
 
 from ppma import config as configs
-from ppma.data.source import decode
-from ppma.engine import distributed
-from ppma.engine.evaluation import BrokenSamples, evaluate
-from ppma.engine.task import Metrics
+from ppma.data.source import decode, image_files
 from ppma.tasks.dense.config import DenseConfig
 from ppma.tasks.registry import load_config
 
@@ -38,43 +33,6 @@ def data_configuration(stored: Config, data: str, assignments: Iterable[str]) ->
     return configs.build(type(stored), values)
 
 
-def evaluate_model(
-    model: nn.Module,
-    metrics: Metrics,
-    dataset: Dataset,
-    collate: Callable[[list[Any]], Any],
-    *,
-    batch_size: int = 4,
-    workers: int = 0,
-    amp: str = "none",
-    max_broken: int = 50,
-) -> dict[str, float]:
-    """Measure on every sample once; under torchrun they are shared out.
-
-    Args:
-        model: in evaluation mode.
-        metrics: a fresh object.
-        dataset: the samples.
-        collate: of a batch.
-        batch_size: for one process.
-        workers: loader processes.
-        amp: "none", "bf16" or "fp16".
-        max_broken: broken images that are skipped before it stops.
-    """
-    with distributed.world() as world:
-        return evaluate(
-            model.to(world.device),
-            metrics,
-            dataset,
-            collate,
-            batch_size=batch_size,
-            workers=workers,
-            world=world,
-            broken=BrokenSamples(max_broken),
-            amp=amp,
-        )
-
-
 def open_pictures(images: Sequence[str | Path], out: str | Path | None) -> Iterator[tuple[str, Image.Image, Path]]:
     """Each image with its path and the path its drawing is written to.
 
@@ -82,10 +40,7 @@ def open_pictures(images: Sequence[str | Path], out: str | Path | None) -> Itera
         images: paths.
         out: a file for one image, a folder for several; None for NAME_overlay.png where the command runs.
     """
-    paths = [Path(path) for path in images]
-    missing = [str(path) for path in paths if not path.is_file()]
-    if missing:
-        raise ValueError(f"image: expected files, found none at {', '.join(missing)}")
+    paths = image_files(images)
     for path in paths:
         target = Path(f"{path.stem}_overlay.png") if out is None else Path(out)
         if out is not None and (len(paths) > 1 or target.is_dir()):

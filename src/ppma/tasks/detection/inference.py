@@ -9,8 +9,9 @@ import torch
 from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
 from ppma.data.pixels import image_tensor
+from ppma.engine.evaluation import evaluate_model
 from ppma.tasks.dense.overlay import draw_instances
-from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures
+from ppma.tasks.dense.use import data_configuration, open_pictures
 from ppma.tasks.detection.metrics import SOLID, CocoMetrics
 from ppma.tasks.detection.task import collate, load_detector
 
@@ -21,6 +22,7 @@ def evaluate_checkpoint(
     *,
     split: str | None = None,
     assignments: Iterable[str] = (),
+    batch_size: int = 4,
     **options: Any,
 ) -> dict[str, float]:
     """Average precision of boxes and masks.
@@ -30,13 +32,14 @@ def evaluate_checkpoint(
         data: a configuration file, or a folder in COCO's layout.
         split: which part; `data.val_split` if None.
         assignments: `key=value` changes of the configuration.
-        options: of `evaluate_model`, such as `batch_size`.
+        batch_size: for one process.
+        options: of `evaluate_model`, such as `workers`.
     """
     model, stored, classes = load_detector(checkpoint)
     config = data_configuration(stored, data, assignments)
     held_out = CocoInstances(config.data, split or config.data.val_split)
     check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
-    return evaluate_model(model, CocoMetrics(), held_out, collate, **options)
+    return evaluate_model(model, CocoMetrics(), held_out, collate, batch_size=batch_size, **options)
 
 
 @torch.inference_mode()

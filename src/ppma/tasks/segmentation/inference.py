@@ -9,8 +9,9 @@ import torch
 from ppma.data.ade20k import Ade20kImages
 from ppma.data.classes import check_classes
 from ppma.data.pixels import image_tensor
+from ppma.engine.evaluation import evaluate_model
 from ppma.tasks.dense.overlay import draw_classes
-from ppma.tasks.dense.use import data_configuration, evaluate_model, open_pictures
+from ppma.tasks.dense.use import data_configuration, open_pictures
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.task import collate
 from ppma.tasks.segmentation.testing import probabilities
@@ -23,6 +24,7 @@ def evaluate_checkpoint(
     *,
     split: str | None = None,
     assignments: Iterable[str] = (),
+    batch_size: int = 4,
     **options: Any,
 ) -> dict[str, float]:
     """mIoU, mAcc and aAcc.
@@ -32,7 +34,8 @@ def evaluate_checkpoint(
         data: a configuration file, or a folder in ADE20K's layout.
         split: which part; `data.val_split` if None.
         assignments: `key=value` changes of the configuration, for example `test.flip=true`.
-        options: of `evaluate_model`, such as `batch_size`.
+        batch_size: for one process.
+        options: of `evaluate_model`, such as `workers`.
     """
     model, stored, classes = load_segmenter(checkpoint)
     config = data_configuration(stored, data, assignments)
@@ -40,7 +43,7 @@ def evaluate_checkpoint(
     if len(held_out.classes) != len(classes) or classes != numbered(len(classes)):  # numbers stand for any names
         check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
     metrics = PixelMetrics(len(classes), config.data, config.test)
-    return evaluate_model(model, metrics, held_out, collate, **options)
+    return evaluate_model(model, metrics, held_out, collate, batch_size=batch_size, **options)
 
 
 @torch.inference_mode()
