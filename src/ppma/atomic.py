@@ -16,6 +16,8 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    if os.name == "nt":  # Windows opens no folders
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the rename itself
