@@ -37,6 +37,24 @@ def test_a_users_mistake_is_a_message(capsys):
     assert "ppma bench: against: expected FILE.py:callable" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["c.yaml", "--set", "lr=1", "data.root=a=b", "--out", "runs"],
+        ["--set", "lr=1", "data.root=a=b", "c.yaml", "--out", "runs"],
+        ["--out", "runs", "--set", "lr=1", "c.yaml", "--set", "data.root=a=b"],
+        ["--set=lr=1", "--out", "runs", "--set=data.root=a=b", "c.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_settings_stand_together_or_alone_before_or_behind_the_file(argv, monkeypatch):
+    seen = []
+    monkeypatch.setattr("ppma.tasks.commands.train", lambda arguments: seen.append(arguments) or 0)
+    assert cli.main(["train", *argv]) == 0
+    assert (seen[0].config, seen[0].out) == ("c.yaml", "runs")
+    assert seen[0].assignments == ["lr=1", "data.root=a=b"]
+
+
 def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setitem(cli.COMMANDS, "bench", cli.Command("", "package_that_is_not_there", "", ""))
     assert cli.main(["bench"]) == 2

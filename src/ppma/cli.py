@@ -102,12 +102,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(command.module)
         parser = argparse.ArgumentParser(prog=f"ppma {name}", description=command.help)
         getattr(module, command.arguments)(parser)
-        return getattr(module, command.run)(parser.parse_args(words[1:]))
+        return getattr(module, command.run)(parser.parse_args(_one_by_one(words[1:])))
     except ModuleNotFoundError as error:
         print(f"ppma {name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
     except (ValueError, FileNotFoundError, ppma.BackendUnavailableError) as error:
         print(f"ppma {name}: {error}", file=sys.stderr)
     return 2
+
+
+def _one_by_one(words: Sequence[str]) -> list[str]:
+    """`--set a=1 b=2` as `--set a=1 --set b=2`; argparse's own way would take a file's name behind them as well."""
+    spread: list[str] = []
+    setting = False
+    for word in words:
+        assignment = setting and "=" in word and not word.startswith("-")
+        if assignment and spread[-1] != "--set":
+            spread.append("--set")
+        setting = assignment or word == "--set"
+        spread.append(word)
+    return spread
 
 
 def _parser() -> argparse.ArgumentParser:

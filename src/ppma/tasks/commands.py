@@ -23,10 +23,9 @@ from ppma.tasks.classification import ablation, demo, inference
 def _set_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
-        action="extend",
-        nargs="+",
+        action="append",
         default=[],
-        metavar="KEY=VALUE",
+        metavar="KEY=VALUE ...",
         dest="assignments",
         help="change keys of the configuration, for example --set lr=1e-4 data.root=/data; may be repeated",
     )
