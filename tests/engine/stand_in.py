@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
-from ppma.engine import checkpoint, distributed
+from ppma.engine import distributed
 from ppma.engine.config import RunConfig
 from ppma.engine.task import BrokenSampleError, Metrics, Task
 from ppma.engine.trainer import Trainer
@@ -188,5 +188,5 @@ def main(command: list[str]) -> None:
             if calls.count == arguments.kill_in_save:
                 _die()
 
-        checkpoint.os.fsync = die_before_rename
+        os.fsync = die_before_rename
     run(arguments.out, *arguments.assignments, resume=arguments.resume)
