@@ -3,7 +3,7 @@
 import torch
 from PIL import Image
 
-from ppma.tasks.dense.overlay import draw_classes, draw_instances, enlargement, palette
+from ppma.tasks.dense.overlay import colour_of, draw_classes, draw_instances, enlargement
 
 GREY = Image.new("RGB", (300, 280), (100, 100, 100))
 
@@ -14,7 +14,7 @@ def test_instances_have_box_mask_and_a_text_on_its_own_ground():
     masks[0, 120:180, 70:130] = True
     drawn = draw_instances(GREY, boxes, masks, [2, 0], ["two", "zero"])
     assert drawn.size == GREY.size
-    colours = palette(3)
+    colours = [colour_of(label) for label in range(3)]
     assert drawn.getpixel((100, 100)) == colours[2]
     assert drawn.getpixel((230, 60)) == colours[0]
     assert drawn.getpixel((51, 87)) == colours[2]  # above the first box
@@ -39,5 +39,5 @@ def test_small_images_are_enlarged_and_classes_listed():
     assert drawn.width > 64 * factor
     assert drawn.getpixel((10, 64)) != drawn.getpixel((200, 64))
     legend = {drawn.getpixel((64 * factor + 9, row)) for row in range(drawn.height)}
-    assert set(palette(2)) <= legend
-    assert palette(3)[2] not in legend
+    assert {colour_of(0), colour_of(1)} <= legend
+    assert colour_of(2) not in legend

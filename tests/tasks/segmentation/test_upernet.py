@@ -47,6 +47,13 @@ def test_heads_start_as_in_mmsegmentation():
         assert not classifier.bias.any()
 
 
+def test_classifiers_start_as_wide_as_asked():
+    torch.manual_seed(0)
+    model = upernet("ppma_nano", num_classes=150, decoder=DecoderConfig(classifier_std=0.1))
+    for head in (model.decode_head, model.auxiliary_head):
+        assert head.classifier[1].weight.std().item() == pytest.approx(0.1, rel=0.05)
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"backbone_name: expected one of .*did you mean 'ppma_tiny'\?"):
         upernet("ppma_tinny")

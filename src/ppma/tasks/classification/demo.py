@@ -87,5 +87,5 @@ Try next:
 - ppma eval {out}/best.safetensors --data digits
 - ppma predict {out}/best.safetensors IMAGE.png
 - ppma train configs/digits_nano.yaml --out runs/rmt --set model_args.mask=rmt
-- ppma train configs/folder_finetune.yaml --set data.root=FOLDER --set init={out}/best.safetensors
+- ppma train configs/folder_finetune.yaml --set data.root=FOLDER init={out}/best.safetensors
 """

@@ -14,10 +14,10 @@ _LEAST_SIDE = 256  # smaller images are enlarged, so that text can be read
 _ROW = 16
 
 
-def palette(count: int) -> list[tuple[int, int, int]]:
-    """Colours that differ."""
-    colours = [colorsys.hsv_to_rgb(index * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (index // 8 % 2)) for index in range(count)]
-    return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in colours]
+def colour_of(label: int) -> tuple[int, int, int]:
+    """Colours of neighbouring labels differ."""
+    red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (label // 8 % 2))
+    return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def enlargement(image: Image.Image) -> int:
@@ -44,7 +44,7 @@ def draw_instances(
         texts: one for each.
     """
     canvas, factor = _enlarged(image), enlargement(image)
-    colours: list = [palette(label + 1)[label] for label in labels]
+    colours: list = [colour_of(label) for label in labels]
     if len(boxes):
         larger = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
         canvas = draw_segmentation_masks(canvas, larger, alpha=0.45, colors=colours)
@@ -74,9 +74,8 @@ def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str]) -> 
     """
     canvas, factor = _enlarged(image), enlargement(image)
     shown, pixels = labels.unique(return_counts=True)
-    colours = palette(len(classes))
     larger = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    chosen: list = [colours[label] for label in shown.tolist()]
+    chosen: list = [colour_of(label) for label in shown.tolist()]
     canvas = draw_segmentation_masks(canvas, larger[None] == shown[:, None, None], alpha=0.5, colors=chosen)
     picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
     order = pixels.argsort(descending=True).tolist()
