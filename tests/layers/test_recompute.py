@@ -9,7 +9,7 @@ from ppma.layers.recompute import recomputing
 from ppma.ops.local import native_serves
 
 pytestmark = pytest.mark.skipif(
-    not native_serves(torch.zeros(1), "depthwise_add"), reason="the native kernels are not built"
+    not native_serves("depthwise_add", "auto", torch.zeros(1)), reason="the native kernels are not built"
 )
 
 

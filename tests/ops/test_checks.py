@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ppma
+from ppma.ops import checks
 
 GOOD = {
     "q": torch.randn(2, 3, 4, 8),
@@ -109,13 +110,13 @@ def test_validation_accepts_decays_of_0_and_1():
 
 
 def test_validation_by_environment():
-    code = "import torch, ppma; ppma.polyline_mask(torch.ones(2, 2), torch.ones(2, 2))"
+    code = "import torch, ppma; ppma.polyline_mask(torch.zeros(2, 2), torch.full((2, 2), torch.nan))"
     for value, fails in (("1", True), ("0", False)):
         run = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PPMA_VALIDATE": value}, capture_output=True, text=True
         )
         assert (run.returncode != 0) is fails
-        assert ("log_beta: expected values <= 0" in run.stderr) is fails
+        assert ("log_beta: expected values <= 0, got NaN" in run.stderr) is fails
 
 
 def test_batch_axes_broadcast():
@@ -170,3 +171,27 @@ except ppma.BackendUnavailableError as error:
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "the native library was not built" in run.stdout
+
+
+def test_positive_log_decays_are_found_on_the_first_call():
+    """Decays passed in place of their logarithms, without validation."""
+    code = """
+import torch, ppma
+q, k, v = torch.randn(3, 2, 3, 4, 8)
+decays = torch.rand(2, 2, 3, 4)
+torch.func.vmap(ppma.linear_attention)(q, k, v, *decays.log())
+try:
+    ppma.polyline_attention(q, k, v, *decays)
+except ValueError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.startswith(
+        "log_alpha: expected values <= 0 (logarithms of decays in [0, 1]), got a largest value of"
+    )
+
+
+def test_values_are_not_read_in_later_calls(monkeypatch):
+    ppma.polyline_mask(torch.zeros(2, 2), torch.zeros(2, 2))
+    monkeypatch.setattr(checks, "_readable", lambda tensor: pytest.fail("values are read"))
+    ppma.polyline_mask(torch.zeros(2, 2), torch.zeros(2, 2))

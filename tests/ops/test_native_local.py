@@ -37,7 +37,7 @@ def roundings(shape, kernel):
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("shape", [(2, 5, 6, 32), (1, 1, 9, 16), (3, 7, 1, 5), (1, 1, 1, 1), (2, 9, 4, 80)], ids=str)
 def test_depthwise_is_accurate(shape, kernel, with_base, gelu):
-    assert local.native_serves(torch.zeros(1), "depthwise_add")
+    assert local.native_serves("depthwise_add", "auto", torch.zeros(1))
     fast, exact = (functools.partial(f, gelu=gelu) for f in (local.depthwise_add, composition))
     assert_accurate(fast, exact, inputs(shape, kernel, with_base), roundings(shape, kernel))
 
@@ -102,7 +102,7 @@ def test_graph_capture_uses_the_composition(monkeypatch):
     graph = torch.export.export(Local(), (x,)).graph
     assert not any("ppma" in str(node.target) for node in graph.nodes)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not local.native_serves(x, "depthwise_add")
+        assert not local.native_serves("depthwise_add", "auto", x)
     assert backends.resolve("auto", "scan", x.device, x.dtype)
 
 
@@ -114,7 +114,7 @@ def test_rotary_split_is_accurate(heads, d):
     cos, sin = angle.cos().float(), angle.sin().float()
 
     def split(packed):
-        assert local.native_serves(packed, "rotate") is (packed.dtype == torch.float32)
+        assert local.native_serves("rotate", "auto", packed) is (packed.dtype == torch.float32)
         q, k, v = rotary.rotary_split(packed, heads, cos.to(packed), sin.to(packed))
         return torch.cat([q, 2 * k, 3 * v], -1)
 

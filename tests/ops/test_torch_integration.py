@@ -5,7 +5,6 @@ import torch
 from torch.export import Dim
 
 import ppma
-from ppma.ops import library
 
 SOFTMAX = [
     pytest.param(function, combine, id=f"{function.__name__}-{combine}")
@@ -78,7 +77,7 @@ def test_opcheck_softmax_attentions(combine, paths):
     torch.library.opcheck(torch.ops.ppma.attention.default, (*args, combine, paths, 0.5, "torch"))
     torch.library.opcheck(torch.ops.ppma.criss_cross.default, (*args, combine, paths, 0.5, "torch"))
     tensors = [t.detach() for t in args]
-    saved = library.attention(*tensors, combine, paths, 0.5, "torch")
+    saved = torch.ops.ppma.attention(*tensors, combine, paths, 0.5, "torch")
     grad = torch.randn_like(saved[0])
     torch.library.opcheck(
         torch.ops.ppma.attention_backward.default, (grad, *tensors, *saved, combine, paths, 0.5, "torch")

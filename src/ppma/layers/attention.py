@@ -15,7 +15,7 @@ from ppma.layers.init import linear
 from ppma.layers.prefix import PrefixedMask
 from ppma.layers.rope import rotary_table
 from ppma.masks import StructuredMask
-from ppma.ops import checks
+from ppma.ops import backends, checks
 from ppma.ops.rotary import rotary_split
 
 ATTENTION_KINDS = ("full", "criss_cross")
@@ -78,7 +78,7 @@ class PolylineAttention(nn.Module):
         rope: turn q and k by the token's position.
         local_kernel: size of a depthwise convolution of v that is added to the result, 0 for none.
         fixed_decay_span: how far the fixed decays of the "rmt" mask spread over the heads.
-        backend: which implementation runs the operator.
+        backend: selects the implementation of every operator in the module.
 
     Example:
         >>> import torch
@@ -116,12 +116,25 @@ class PolylineAttention(nn.Module):
             raise ValueError(f"local_kernel: expected an odd number or 0, got {local_kernel}")
         self.heads, self.head_dim = heads, dim // heads
         self.kind, self.mask, self.formulation, self.rope = kind, mask, formulation, rope
-        self.fixed_decay_span, self.backend = fixed_decay_span, backend
+        self.fixed_decay_span = fixed_decay_span
         learned, decay = masks.KINDS[mask].learned, DECAYS[FORMULATIONS[formulation].decay]
         self.qkv = linear(dim, 3 * dim)
         self.decay = decay(dim, heads, learned) if learned else None
         self.local = DepthwiseConv(dim, local_kernel) if local_kernel else None
         self.proj = linear(dim, dim)
+        self.backend = backend
+
+    @property
+    def backend(self) -> str:
+        """Selects the implementation of every operator in the module."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, name: str) -> None:
+        checks.one_of("backend", name, backends.NAMES)
+        self._backend = name
+        if self.local is not None:
+            self.local.backend = name
 
     def structured_mask(self, x: Tensor) -> StructuredMask:
         """The mask for the tokens x (B, H, W, dim), the attention's own input."""
@@ -170,7 +183,9 @@ class PolylineAttention(nn.Module):
             if prefix:  # stays where it is: turned by 0
                 cos, sin = F.pad(cos, (0, 0, prefix, 0), value=1.0), F.pad(sin, (0, 0, prefix, 0))
             # A hook on the projection may have kept what it saw.
-            q, k, v = rotary_split(packed, self.heads, cos, sin, overwrite=not self.qkv._forward_hooks)
+            q, k, v = rotary_split(
+                packed, self.heads, cos, sin, overwrite=not self.qkv._forward_hooks, backend=self.backend
+            )
         else:
             q, k, v = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
         mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)

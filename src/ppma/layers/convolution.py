@@ -24,10 +24,15 @@ class ChannelLastBatchNorm(nn.BatchNorm2d):
 
 
 class DepthwiseConv(ChannelLastConv):
-    """A depthwise convolution that keeps the grid."""
+    """A depthwise convolution that keeps the grid.
 
-    def __init__(self, dim: int, kernel: int) -> None:
+    Attributes:
+        backend: selects the implementation of `plus`.
+    """
+
+    def __init__(self, dim: int, kernel: int, backend: str = "auto") -> None:
         super().__init__(dim, dim, kernel, padding=kernel // 2, groups=dim)
+        self.backend = backend
 
     def plus(self, x: Tensor, base: Tensor | None = None, *, gelu: bool = False) -> Tensor:
         """`base + conv(act(x))`, in one pass where there is a kernel for it.
@@ -37,4 +42,4 @@ class DepthwiseConv(ChannelLastConv):
             base: (B, H, W, dim), or None for act(x).
             gelu: act is GELU instead of the identity.
         """
-        return depthwise_add(x, self.weight, self.bias, base, gelu=gelu)
+        return depthwise_add(x, self.weight, self.bias, base, gelu=gelu, backend=self.backend)

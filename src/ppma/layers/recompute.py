@@ -24,7 +24,7 @@ def recomputing(value: Tensor, again: Again) -> contextlib.AbstractContextManage
         value: a tensor that lives as long as the context.
         again: computes it from tensors that are kept anyway.
     """
-    if not value.requires_grad or not native_serves(value, "depthwise_add"):
+    if not value.requires_grad or not native_serves("depthwise_add", "auto", value):
         return contextlib.nullcontext()
     return _recomputing(value, again)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import NORM_EPS
+from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.stem import Stem
 from ppma.models.config import BackboneConfig
 from ppma.models.files import WEIGHTS_NAME, load_weights, read_native, write_native
@@ -150,10 +151,14 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
                 module.grad_checkpointing = enable
 
     def set_backend(self, name: str) -> None:
-        """Which implementation runs the attention: "auto", "reference", "torch", "native" or "triton"."""
+        """Select the implementation of every operator: "auto", "reference", "torch", "native" or "triton".
+
+        Where a backend has no kernel for a part of a block (the reference and Triton have none for depthwise
+        convolutions and rotary embeddings), that part runs in plain PyTorch.
+        """
         checks.one_of("name", name, backends.NAMES)
         for module in self.modules():
-            if isinstance(module, PolylineAttention):
+            if isinstance(module, PolylineAttention | DepthwiseConv):
                 module.backend = name
 
     def no_weight_decay(self) -> set[str]:

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 _validating = os.environ.get("PPMA_VALIDATE", "") not in ("", "0")
+_first_call = True
 
 
 @contextlib.contextmanager
@@ -16,7 +18,9 @@ def validation(enabled: bool = True) -> Iterator[None]:
     """Check values as well as shapes: log-decays <= 0 and not NaN, finite q, k, v and x.
 
     Each check costs a pass over the data, so they run only inside this context or with `PPMA_VALIDATE=1` in the
-    environment (and never in compiled code). The switch holds for the whole process.
+    environment (and never in compiled code). The switch holds for the whole process. Without it, only the log-decays of
+    the first call in a process are checked, and only for values > 0: that finds decays passed in place of their
+    logarithms, at no cost to the calls that follow.
 
     Example:
         >>> import torch, ppma
@@ -34,9 +38,9 @@ def validation(enabled: bool = True) -> Iterator[None]:
         _validating = before
 
 
-def validating() -> bool:
-    """Whether values are checked now."""
-    return _validating and not torch.compiler.is_compiling()
+def validating(tensor: Tensor) -> bool:
+    """Whether the values of this tensor are checked now."""
+    return _validating and _readable(tensor)
 
 
 def one_of(name: str, value: object, valid: Collection[str]) -> None:
@@ -102,17 +106,38 @@ def log_decays(named: dict[str, Tensor], axes: int) -> list[Tensor]:
         if decay.dtype != first.dtype:
             raise ValueError(f"{name}: expected {first.dtype} like {first_name}, got {decay.dtype}")
         same_device(name, decay, first_name, first)
-        if validating():
-            largest = decay.max()
-            if torch.isnan(largest):
-                raise ValueError(f"{name}: expected values <= 0, got NaN")
-            if largest > 0:
-                raise ValueError(
-                    f"{name}: expected values <= 0 (logarithms of decays in [0, 1]), "
-                    f"got a largest value of {largest.item():g}"
-                )
+    _decay_values(named)
     batch = broadcast_batch({name: decay.shape[:-axes] for name, decay in named.items()})
     return [decay.expand(*batch, *decay.shape[-axes:]) for decay in named.values()]
+
+
+def _decay_values(named: dict[str, Tensor]) -> None:
+    """Log-decays are <= 0: checked on the first call, and under validation, which refuses NaN too."""
+    global _first_call
+    if not (_validating or _first_call) or not all(map(_readable, named.values())):
+        return
+    _first_call = False
+    for name, decay in named.items():
+        largest = decay.detach().max() if decay.numel() else decay.new_zeros(())
+        if _validating and torch.isnan(largest):
+            raise ValueError(f"{name}: expected values <= 0, got NaN")
+        if largest > 0:
+            raise ValueError(
+                f"{name}: expected values <= 0 (logarithms of decays in [0, 1]), "
+                f"got a largest value of {largest.item():g}"
+            )
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether the values can be looked at: not in a graph that is being captured, nor under a transform or a mode."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_meta
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not is_in_torch_dispatch_mode()
+    )
 
 
 def same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
@@ -135,7 +160,7 @@ def values(name: str, tensor: object, grid: Sequence[int], like: tuple[str, Tens
         same_device(name, tensor, *like)
         if like[1].dtype != tensor.dtype:
             raise ValueError(f"{name}: expected {like[1].dtype} like {like[0]}, got {tensor.dtype}")
-    if validating() and not torch.isfinite(tensor).all():
+    if validating(tensor) and not torch.isfinite(tensor).all():
         raise ValueError(f"{name}: expected finite values, got NaN or infinity")
 
 

@@ -103,7 +103,8 @@ def _scan(x: Tensor, named: dict[str, Tensor], paths: str, backend: str) -> Tens
             paths=paths,
         )
     canonical = [_canonical(decay, batch, axes) for decay in log_decays]
-    return _restore(library.scan(_canonical(x, batch, axes + 1), canonical, paths, backend), batch)
+    out = library.run("scan", (_canonical(x, batch, axes + 1), *canonical), paths, backend)
+    return _restore(out, batch)
 
 
 def polyline_attention(
@@ -205,11 +206,8 @@ def _softmax_attention(
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
     if backend == "reference":
         return getattr(reference, name)(*tensors, combine=combine, paths=paths, scale=factor)
-    if name == "polyline_attention":
-        out, _, _ = library.attention(*tensors, combine, paths, factor, backend)
-    else:
-        out = library.criss_cross(*tensors, combine, paths, factor, backend)
-    return _restore(out, batch)
+    operator = "attention" if name == "polyline_attention" else "criss_cross"
+    return _restore(library.run(operator, tensors, combine, paths, factor, backend), batch)
 
 
 def linear_attention(
@@ -292,7 +290,7 @@ def _linear(
     tensors, batch = _attention_inputs(names, qkv, log_alpha, log_beta, paths, backend)
     if backend == "reference":
         return reference.linear_attention(*tensors, paths=paths)
-    return _restore(library.linear(*tensors, paths, backend), batch)
+    return _restore(library.run("linear", tensors, paths, backend), batch)
 
 
 def _attention_inputs(

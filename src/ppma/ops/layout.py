@@ -25,10 +25,28 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def heads_last_empty(like: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An uninitialised (B, heads, *grid, channels) on the grid of `like`, laid out (B, *grid, heads, channels)."""
+    """An uninitialised (B, heads, *grid, channels) on the grid of `like`, laid out (B, *grid, heads, channels).
+
+    A tensor of its own rather than a view of one: forward-mode differentiation asks more of views.
+    """
     batch, heads, *grid = like.shape[:-1]
-    out = torch.empty((batch, *grid, heads, channels), dtype=dtype or like.dtype, device=like.device)
-    return out.movedim(-2, 1)
+    strides = [channels, 1]  # from the last axis back: heads, channels
+    step = heads * channels
+    for extent in reversed(grid):
+        strides.insert(0, step)
+        step = step * extent
+    *over_grid, over_heads, over_channels = strides
+    return torch.empty_strided(
+        (batch, heads, *grid, channels),
+        (step, over_heads, *over_grid, over_channels),
+        dtype=dtype or like.dtype,
+        device=like.device,
+    )
+
+
+def heads_last(tensor: Tensor) -> Tensor:
+    """The same (B, heads, *grid, channels), laid out (B, *grid, heads, channels)."""
+    return tensor.movedim(1, -2).contiguous().movedim(-2, 1)
 
 
 def axis_orders(paths: str, axes: int) -> list[list[int]]:

@@ -8,6 +8,7 @@ import importlib
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -53,11 +54,29 @@ def _gradient(ctx: Any, grad: Tensor) -> Any:
 _depthwise_add.register_autograd(_gradient, setup_context=_setup)
 
 
-def native_serves(x: Tensor, operator: str) -> bool:
-    """Whether the native kernel for `operator` runs for x: eager, float32, on the CPU, and built."""
-    captured = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-    if captured or autocast_dtype(x.device) is not None:
+def native_serves(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> bool:
+    """Whether the native kernel for `operator` runs, or the composition of PyTorch's own operations.
+
+    The kernel runs eagerly, in float32 on the CPU. Captured graphs must not depend on it, and transforms and forward
+    mode need what can be differentiated in every way.
+
+    Args:
+        operator: its name in the backend.
+        backend: as the user chose it; "auto" takes the kernel where there is one.
+        x: the tensor that decides on device and dtype.
+        others: further tensors that may carry derivatives.
+
+    Raises:
+        BackendUnavailableError: `backend` is "native" and cannot run for such tensors.
+    """
+    if backend not in ("auto", "native"):
         return False
+    captured = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    dual = any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in (x, *others))
+    if captured or dual or autocast_dtype(x.device) is not None:
+        return False
+    if backend == "native":
+        return resolve("native", operator, x.device, x.dtype) is not None
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False
     try:
@@ -67,7 +86,13 @@ def native_serves(x: Tensor, operator: str) -> bool:
 
 
 def depthwise_add(
-    x: Tensor, weight: Tensor, bias: Tensor | None, base: Tensor | None = None, *, gelu: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    base: Tensor | None = None,
+    *,
+    gelu: bool = False,
+    backend: str = "auto",
 ) -> Tensor:
     """`base + conv(act(x)) + bias`: a depthwise convolution that keeps the size, and the sum it is part of.
 
@@ -77,13 +102,15 @@ def depthwise_add(
         bias: (C,) or None.
         base: (B, H, W, C), or None for act(x) itself.
         gelu: act is GELU instead of the identity.
+        backend: "native" for the kernel (3x3 and 5x5), "auto" for the kernel where there is one, anything else for
+            PyTorch's own convolution.
 
     Returns:
         (B, H, W, C).
     """
     size = weight.shape[-1]
     if (
-        native_serves(x, "depthwise_add")
+        native_serves("depthwise_add", backend, x, weight, bias, base)
         and size in importlib.import_module("ppma.ops.backends.native.depthwise").KERNEL_SIZES
     ):
         return _depthwise_add(x, weight, bias, base, gelu)

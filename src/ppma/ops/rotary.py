@@ -58,7 +58,7 @@ class _NativeSplit(torch.autograd.Function):
 
 
 def rotary_split(
-    packed: Tensor, heads: int, cos: Tensor, sin: Tensor, *, overwrite: bool = False
+    packed: Tensor, heads: int, cos: Tensor, sin: Tensor, *, overwrite: bool = False, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a packed projection into q, k and v, with q and k turned.
 
@@ -69,11 +69,12 @@ def rotary_split(
         sin: (N, d / 2).
         overwrite: the packed tensor may be used up, as its values will not be needed: no copies of q and k where there
             is a kernel.
+        backend: "native" for the kernel, "auto" for the kernel where there is one, anything else for plain PyTorch.
 
     Returns:
         Three tensors (B, N, heads, d).
     """
-    if native_serves(packed, "rotate") and packed.stride(-1) == 1:
+    if native_serves("rotate", backend, packed, cos, sin) and packed.stride(-1) == 1:
         both = [table.repeat_interleave(2, -1) for table in (cos, sin)]
         q, k, v = (part.unflatten(-1, (heads, -1)) for part in _NativeSplit.apply(packed, *both, overwrite))
         return q, k, v

@@ -1,0 +1,95 @@
+"""The operators as plain tensor functions: dense, without loops, differentiable any number of times.
+
+Exporters that know no custom operators get these instead (`ppma.ops.decompositions`), and forward-mode and higher
+derivatives are taken through them (`ppma.ops.library`). They hold for symbolic sizes; memory is O(N^2) for full and
+linear attention, O(N^1.5) for criss-cross attention and scans.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ppma.ops.layout import axis_orders, compute_dtype, split_paths
+from ppma.ops.lines import log_decay_matrix
+from ppma.ops.mask import polyline_mask
+
+
+def scan(x: Tensor, log_decays: Sequence[Tensor], paths: str) -> Tensor:
+    """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
+    axes, dtype = len(log_decays), compute_dtype(x.dtype)
+    matrices = [log_decay_matrix(decay, axis - axes).exp().to(dtype) for axis, decay in enumerate(log_decays)]
+    letters = "hijklmno"[:axes]
+    total = torch.zeros((), dtype=dtype, device=x.device)
+    for order in axis_orders(paths, axes):
+        values = x.to(dtype)
+        for axis in order:
+            line = letters[axis]
+            outputs = letters.replace(line, "q")
+            matrix = letters.replace(line, f"q{line}")
+            values = torch.einsum(f"...{matrix},...{letters}z->...{outputs}z", matrices[axis], values)
+        total = total + values
+    return total.to(x.dtype)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `torch.ops.ppma.attention` returns: output, statistics of the softmaxes, output of the first of two."""
+    dtype, grid = compute_dtype(q.dtype), q.shape[2:4]
+    flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
+    scores = flat_q @ flat_k.mT * scale
+    if combine == "hadamard":
+        logits = [scores]
+        outs = [(scores.softmax(-1) * polyline_mask(log_alpha, log_beta, paths=paths).to(dtype)) @ flat_v]
+    else:
+        log_masks = [polyline_mask(log_alpha, log_beta, paths=path, log=True) for path in split_paths(paths)]
+        logits = [scores + log_mask.to(dtype) for log_mask in log_masks]
+        outs = [logit.softmax(-1) @ flat_v for logit in logits]
+    out = torch.stack(outs).mean(0) if len(outs) > 1 else outs[0]
+    stats = []
+    for logit in logits:
+        top = logit.amax(-1)
+        stats += [top, (logit - top[..., None]).exp().sum(-1)]
+    first = torch.stack(outs)[: len(outs) - 1].unflatten(-2, grid)
+    return out.unflatten(-2, grid).to(v.dtype), torch.stack(stats).unflatten(-1, grid), first
+
+
+def criss_cross(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+) -> Tensor:
+    """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    dtype = compute_dtype(q.dtype)
+    row_q, row_k, row_v = (tensor.to(dtype) for tensor in (q, k, v))
+    row_map = _line_map(row_q, row_k, log_alpha, combine, scale)
+    column_map = _line_map(_columns(row_q), _columns(row_k), log_beta.mT, combine, scale)
+    outs = [
+        row_map @ _columns(column_map @ _columns(row_v))
+        if path == "v2h"
+        else _columns(column_map @ _columns(row_map @ row_v))
+        for path in split_paths(paths)
+    ]
+    total = outs[0] if len(outs) == 1 else outs[0] + outs[1]
+    if combine == "logit" and len(outs) > 1:
+        total = total / 2
+    return total.to(v.dtype)
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> Tensor:
+    """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    dtype = compute_dtype(q.dtype)
+    flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
+    out = (flat_q @ flat_k.mT * polyline_mask(log_alpha, log_beta, paths=paths).to(dtype)) @ flat_v
+    return out.unflatten(-2, q.shape[2:4]).to(v.dtype)
+
+
+def _columns(x: Tensor) -> Tensor:
+    return x.transpose(2, 3)
+
+
+def _line_map(q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> Tensor:
+    scores = q @ k.mT * scale
+    log_mask = log_decay_matrix(log_decay)
+    if combine == "logit":
+        return (scores + log_mask.to(q.dtype)).softmax(-1)
+    return scores.softmax(-1) * log_mask.exp().to(q.dtype)
