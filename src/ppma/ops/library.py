@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ppma.ops import dense
@@ -332,5 +333,14 @@ def run(operator: str, tensors: Sequence[Tensor], *options: Any) -> Tensor:
         Its (first) output.
     """
     call = _Call(operator, options)
-    outputs = call.forward(*tensors) if torch.compiler.is_compiling() else _Operator.apply(call, *tensors)
-    return outputs[0]
+    plain = torch.compiler.is_compiling() or not _differentiated(tensors)
+    return (call.forward(*tensors) if plain else _Operator.apply(call, *tensors))[0]
+
+
+def _differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether a derivative may be asked for, or a transform is at work."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        or any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    )
