@@ -34,7 +34,7 @@ def test_mask_gallery():
     for axis, values in zip(axes, expected.values(), strict=True):
         same(drawn(axis), values)
         assert axis.images[0].get_clim() == (0, 1)
-    dense = masks.polyline(*decays).dense().exp().mean(0)
+    dense = masks.polyline_2d(*decays).dense().exp().mean(0)
     torch.testing.assert_close(expected["2D polyline"].flatten(), dense[4 * 12 + 5])
 
 

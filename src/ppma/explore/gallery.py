@@ -60,7 +60,7 @@ def masks_of_query(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) 
         "cross scan": masks.cross(log_alpha, log_beta),
         "Hilbert scan": masks.hilbert(log_alpha, log_beta),
         "V2H polyline": masks.v2h(log_alpha, log_beta),
-        "2D polyline": masks.polyline(log_alpha, log_beta),
+        "2D polyline": masks.polyline_2d(log_alpha, log_beta),
     }
     token = query[0] * W + query[1]
     return {name: mask.dense().exp().mean(0).view(H * W, H * W)[token].view(H, W) for name, mask in built.items()}

@@ -15,8 +15,7 @@ from torch import Tensor
 from ppma import masks
 from ppma.explore.capture import AttentionRecord
 from ppma.layers.attention import FORMULATIONS
-from ppma.layers.prefix import PrefixedMask
-from ppma.masks import PolylineMask, ScanMask, StructuredMask
+from ppma.masks import PolylineMask, PrefixedMask, ScanMask, StructuredMask
 from ppma.ops import checks
 from ppma.ops.layout import compute_dtype
 

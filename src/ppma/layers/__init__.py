@@ -1,9 +1,8 @@
 """What the backbones are built of, usable in other models: decay heads, attention modules, block, stem."""
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.block import PolylineBlock
+from ppma.layers.block import ConvFeedForward, PolylineBlock
 from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay
-from ppma.layers.ffn import ConvFeedForward
 from ppma.layers.rope import rotary_table
 from ppma.layers.stem import Downsample, Stem
 

@@ -12,9 +12,8 @@ from ppma.layers.constants import cached_constant
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.decay import DECAYS
 from ppma.layers.init import linear
-from ppma.layers.prefix import PrefixedMask
 from ppma.layers.rope import rotary_table
-from ppma.masks import StructuredMask
+from ppma.masks import PrefixedMask, StructuredMask
 from ppma.ops import backends, checks
 from ppma.ops.rotary import rotary_split
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppma.masks import StructuredMask
+from ppma.masks.base import StructuredMask
 
 
 class PrefixedMask(StructuredMask):

@@ -7,7 +7,7 @@ import torch
 
 import ppma
 from ppma import masks
-from ppma.ops import curves
+from ppma.masks import curves
 from ppma.testing import GRIDS, random_log_decay
 
 
@@ -110,7 +110,7 @@ def test_hilbert_curve_visits_every_token_by_neighbours(height):
 
 def test_shared_decays_are_a_polyline_mask():
     log_alpha = -torch.rand(3, 4)
-    shared = masks.polyline(log_alpha, log_alpha)
+    shared = masks.polyline_2d(log_alpha, log_alpha)
     torch.testing.assert_close(shared.dense().exp().sum(0), ppma.polyline_mask(log_alpha, log_alpha))
 
 

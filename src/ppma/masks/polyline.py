@@ -1,0 +1,78 @@
+"""Polyline path masks, and the masks that are polyline masks with constant decays."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppma.masks.base import StructuredMask
+from ppma.ops import checks, criss_cross_attention, polyline_attention, polyline_mask
+from ppma.ops.layout import ND_PATHS, split_paths
+from ppma.ops.lines import log_decay_matrix
+
+
+class PolylineMask(StructuredMask):
+    """The polyline path mask, and with constant decays every mask that depends on the Manhattan distance.
+
+    Args:
+        log_alpha: (..., H, W), <= 0.
+        log_beta: (..., H, W), <= 0.
+        paths: "v2h", "h2v" or "2d".
+    """
+
+    def __init__(self, log_alpha: Tensor, log_beta: Tensor, paths: str = "2d") -> None:
+        checks.one_of("paths", paths, ND_PATHS)
+        self.log_alpha, self.log_beta = checks.log_decays({"log_alpha": log_alpha, "log_beta": log_beta}, axes=2)
+        self.operator_paths = paths
+        self.paths = split_paths(paths)
+
+    def _for_each_path(self, block: Tensor) -> Tensor:
+        return block.to(self.log_alpha.dtype).expand(len(self.paths), *block.shape)
+
+    def rows(self) -> Tensor:
+        return self._for_each_path(log_decay_matrix(self.log_alpha))
+
+    def columns(self) -> Tensor:
+        return self._for_each_path(log_decay_matrix(self.log_beta.mT))
+
+    def dense(self) -> Tensor:
+        return torch.stack([polyline_mask(self.log_alpha, self.log_beta, paths=p, log=True) for p in self.paths])
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return polyline_attention(q, k, v, self.log_alpha, self.log_beta, paths=self.operator_paths, **options)
+
+    def criss_cross(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return criss_cross_attention(q, k, v, self.log_alpha, self.log_beta, paths=self.operator_paths, **options)
+
+
+def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> PolylineMask:
+    """No mask: all decays 1, one path (rows before columns in criss-cross attention)."""
+    zero = torch.zeros((), device=device).expand(grid)
+    return PolylineMask(zero, zero, "h2v")
+
+
+def rmt_log_decay(heads: int, span: float) -> Tensor:
+    """RMT's fixed log-decays, log(1 - 2^-(2 + span * h / heads)) for head h: (heads,)."""
+    return torch.tensor([math.log1p(-(2.0 ** -(2 + span * head / heads))) for head in range(heads)])
+
+
+def rmt(log_decay: Tensor, grid: tuple[int, int]) -> PolylineMask:
+    """The RMT mask, `log decay * (|i-k| + |j-l|)`: a polyline mask with one constant decay for each head.
+
+    Args:
+        log_decay: (heads,), as from `rmt_log_decay`.
+        grid: (H, W).
+    """
+    constant = log_decay[:, None, None].expand(-1, *grid)
+    return PolylineMask(constant, constant, "h2v")
+
+
+def v2h(log_alpha: Tensor, log_beta: Tensor) -> PolylineMask:
+    """The V2H polyline path mask alone."""
+    return PolylineMask(log_alpha, log_beta, "v2h")
+
+
+def polyline_2d(log_alpha: Tensor, log_beta: Tensor) -> PolylineMask:
+    """The 2D polyline path mask, V2H and H2V; with log_beta = log_alpha it is the "shared" ablation."""
+    return PolylineMask(log_alpha, log_beta, "2d")

@@ -1,0 +1,65 @@
+"""Masks along one-dimensional scans of the grid."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ppma.masks import curves
+from ppma.masks.base import StructuredMask
+from ppma.ops import checks
+from ppma.ops.lines import log_differences, potentials
+
+
+class ScanMask(StructuredMask):
+    """A mask from 1D scans: the decay between two tokens is the product along the scan between them.
+
+    Args:
+        log_decays: one (..., H, W) tensor for each scan, <= 0; the entry of a token belongs to the step that reaches
+            it, so the first token's is never read.
+        orders: one visiting order for each scan, as raster indices.
+    """
+
+    paths = ("v2h", "h2v")
+
+    def __init__(self, log_decays: list[Tensor], orders: list[tuple[int, ...]]) -> None:
+        named = {f"log_decays[{i}]": decay for i, decay in enumerate(log_decays)}
+        self.log_decays = checks.log_decays(named, axes=2)
+        self.grid = tuple(self.log_decays[0].shape[-2:])
+        self.orders = orders
+
+    def _blocks(self, arrange: Callable[[Tensor], Tensor]) -> Tensor:
+        """Log differences within the groups of tokens that `arrange` puts along the last axis of a (..., H, W)."""
+        blocks = []
+        for log_decay, order in zip(self.log_decays, self.orders, strict=True):
+            visit = torch.tensor(order, device=log_decay.device)
+            rank = torch.empty_like(visit)
+            rank[visit] = torch.arange(len(order), device=visit.device)
+            potential, cuts = potentials(log_decay.flatten(-2)[..., visit])
+            potential, cuts, ranks = (
+                arrange(t[..., rank].unflatten(-1, self.grid)) for t in (potential, cuts, rank[visit])
+            )
+            differences = log_differences(potential, cuts, ranks)
+            blocks.append(differences.to(log_decay.dtype))
+        return torch.stack(blocks)
+
+    def rows(self) -> Tensor:
+        return self._blocks(lambda t: t)
+
+    def columns(self) -> Tensor:
+        return self._blocks(lambda t: t.mT)
+
+    def dense(self) -> Tensor:
+        return self._blocks(lambda t: t.flatten(-2))
+
+
+def cross(log_alpha: Tensor, log_beta: Tensor) -> ScanMask:
+    """Cross scan: the rows one after the other with alpha, the columns one after the other with beta."""
+    grid = log_alpha.shape[-2:]
+    return ScanMask([log_alpha, log_beta], [curves.row_major(*grid), curves.column_major(*grid)])
+
+
+def hilbert(log_alpha: Tensor, log_beta: Tensor) -> ScanMask:
+    """Hilbert scan with alpha, and its transpose with beta."""
+    H, W = log_alpha.shape[-2:]
+    return ScanMask([log_alpha, log_beta], [curves.hilbert(H, W), curves.transposed(curves.hilbert(W, H), H, W)])
