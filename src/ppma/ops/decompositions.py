@@ -37,16 +37,22 @@ def attention(
     flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
     scores = flat_q @ flat_k.mT * scale
     if combine == "hadamard":
-        norms = [scores.logsumexp(-1)]
+        stats = _softmax_stats(scores)
         outs = [(scores.softmax(-1) * polyline_mask(log_alpha, log_beta, paths=paths).to(dtype)) @ flat_v]
     else:
         log_masks = [polyline_mask(log_alpha, log_beta, paths=path, log=True) for path in split_paths(paths)]
         logits = [scores + log_mask.to(dtype) for log_mask in log_masks]
-        norms = [logit.logsumexp(-1) for logit in logits]
+        stats = [part for logit in logits for part in _softmax_stats(logit)]
         outs = [logit.softmax(-1) @ flat_v for logit in logits]
     out = torch.stack(outs).mean(0) if len(outs) > 1 else outs[0]
     first = torch.stack(outs)[: len(outs) - 1].unflatten(-2, grid)
-    return _heads_last(out.unflatten(-2, grid).to(v.dtype)), torch.stack(norms).unflatten(-1, grid), first
+    return _heads_last(out.unflatten(-2, grid).to(v.dtype)), torch.stack(stats).unflatten(-1, grid), first
+
+
+def _softmax_stats(logits: Tensor) -> list[Tensor]:
+    """What the operator keeps of a softmax: maxima and sums."""
+    top = logits.amax(-1, keepdim=True)
+    return [top.squeeze(-1), (logits - top).exp().sum(-1)]
 
 
 def criss_cross(

@@ -60,8 +60,9 @@ def attention(
         backend: see `backends.call`.
 
     Returns:
-        The output (B, heads, H, W, dv); the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); and, where there
-        are two softmaxes, the output of the first, (1, B, heads, H, W, dv), else an empty (0, ...) tensor.
+        The output (B, heads, H, W, dv); for each softmax s the largest logit of every row at [2 s] and the sum of
+        exp(logit - largest) at [2 s + 1], (2 * softmaxes, B, heads, H, W); and, where there are two softmaxes, the
+        output of the first, (1, B, heads, H, W, dv), else an empty (0, ...) tensor.
     """
     return _run(backend, "attention", q, q, k, v, log_alpha, log_beta, combine, paths, scale)
 
@@ -75,7 +76,7 @@ def attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     first: Tensor,
     combine: str,
     paths: str,
@@ -83,7 +84,7 @@ def attention_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _run(
-        backend, "attention_backward", q, grad, q, k, v, log_alpha, log_beta, out, lse, first, combine, paths, scale
+        backend, "attention_backward", q, grad, q, k, v, log_alpha, log_beta, out, stats, first, combine, paths, scale
     )
 
 
@@ -153,7 +154,7 @@ def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend):  # type: ig
     dtype = compute_dtype(q.dtype)
     return (
         heads_last_empty(v, v.shape[-1]),
-        torch.empty((softmaxes, *q.shape[:-1]), dtype=dtype, device=q.device),
+        torch.empty((2 * softmaxes, *q.shape[:-1]), dtype=dtype, device=q.device),
         torch.empty((softmaxes - 1, *v.shape), dtype=dtype, device=q.device),
     )
 
@@ -243,7 +244,7 @@ def _vmap_rule(op: Callable[..., Any], batch_axes: tuple[int, ...] | None = None
             value = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
             return value.movedim(0, axis).flatten(axis, axis + 1)
 
-        # lse and first, the only inputs whose batch axis is the second, are the 8th and 9th of attention_backward.
+        # stats and first, the only inputs whose batch axis is the second, are the 8th and 9th of attention_backward.
         axes = [1 if op is attention_backward and position in (7, 8) else 0 for position in range(len(args))]
         folded = [fold(*item) for item in zip(args, in_dims, axes, strict=True)]
         outputs = op(*folded)
