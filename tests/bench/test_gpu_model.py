@@ -25,13 +25,13 @@ def test_blocks_are_those_of_the_models():
 
 
 def test_bytes_of_vanilla_attention():
-    """q, k, v and the output in half precision, lse; for the mask two log-decays, and two words written and read."""
+    """q, k, v and the output in half precision, maximum and sum; for the mask two log-decays, and two words written and read."""
     stage = Stage(1, 14, 8, 32, True)
     launches = stage.launches(2, "hadamard", backward=False)
     tokens = 2 * 8 * 14 * 14
     plain = sum((work_of(launch, mask=False) for launch in launches), Work())
     masked = sum((work_of(launch) for launch in launches), Work())
-    assert plain.bytes == tokens * (4 * 32 * 2 + 4)
+    assert plain.bytes == tokens * (4 * 32 * 2 + 2 * 4)
     assert masked.bytes - plain.bytes == tokens * (2 * 4 + 2 * 8 + 2 * 8)
 
 

@@ -5,7 +5,7 @@ from ctypes import POINTER, c_void_p
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.native.library import Kernel, View
+from ppma.ops.backends.native.library import Kernel, View, contiguous_address
 from ppma.ops.backends.native.problem import Gradients, Problem, unit_stride
 from ppma.ops.layout import heads_last_empty, split_paths
 
@@ -25,12 +25,20 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `ppma.ops.library.attention`."""
     problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
-    softmaxes = len(split_paths(paths)) if combine == "logit" else 1
     out = heads_last_empty(v, v.shape[-1])
-    lse = torch.empty(softmaxes, *q.shape[:-1])
-    first = torch.empty(softmaxes - 1, *v.shape)
-    _forward(problem, View.of(out), lse.data_ptr(), first.data_ptr())
-    return out, lse, first
+    stats_shape, first_shape = _saved_shapes(q, v, combine, paths)
+    stats = torch.empty(stats_shape, dtype=torch.float32, device=q.device)
+    first = torch.empty(first_shape, dtype=torch.float32, device=q.device)
+    _forward(
+        problem, View.of(out, v.shape), contiguous_address(stats, stats_shape), contiguous_address(first, first_shape)
+    )
+    return out, stats, first
+
+
+def _saved_shapes(q: Tensor, v: Tensor, combine: str, paths: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the softmaxes' maxima and sums, and of the output of the first of two."""
+    softmaxes = len(split_paths(paths)) if combine == "logit" else 1
+    return (2 * softmaxes, *q.shape[:-1]), (softmaxes - 1, *v.shape)
 
 
 def attention_backward(
@@ -41,15 +49,22 @@ def attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     first: Tensor,
     combine: str,
     paths: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved log-sum-exp."""
+    """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
     problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
     gradients = Gradients(grad, q, k, v)
-    out, lse, first = unit_stride(out), lse.contiguous(), first.contiguous()
-    _backward(problem, gradients, View.of(out), lse.data_ptr(), first.data_ptr())
+    out, stats, first = unit_stride(out), stats.contiguous(), first.contiguous()
+    stats_shape, first_shape = _saved_shapes(q, v, combine, paths)
+    _backward(
+        problem,
+        gradients,
+        View.of(out, v.shape),
+        contiguous_address(stats, stats_shape),
+        contiguous_address(first, first_shape),
+    )
     return gradients.results(log_alpha.dtype, log_beta.dtype)

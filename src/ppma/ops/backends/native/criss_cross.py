@@ -25,7 +25,7 @@ def criss_cross(
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
     out = heads_last_empty(v, v.shape[-1])
-    _forward(problem, View.of(out))
+    _forward(problem, View.of(out, v.shape))
     return out
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.native import library
-from ppma.ops.backends.native.library import Kernel
+from ppma.ops.backends.native.library import Kernel, address, contiguous_address
 
 # Not torch.exp, whose threads would wait forever in a forked process.
 _decays = Kernel("ppma_decays", c_int, POINTER(c_int64), c_void_p, POINTER(c_int64), c_int, c_void_p, c_int)
@@ -24,14 +24,14 @@ def edge_decays(log_decay: Tensor, axis: int) -> Tensor:
     """
     log_decay = log_decay.float()
     longs = c_int64 * log_decay.ndim
-    decay = torch.empty(log_decay.shape)
+    decay = torch.empty(log_decay.shape, dtype=torch.float32, device=log_decay.device)
     _decays(
         log_decay.ndim,
         longs(*log_decay.shape),
-        log_decay.data_ptr(),
+        address(log_decay, log_decay.shape),
         longs(*log_decay.stride()),
         axis + 2,
-        decay.data_ptr(),
+        contiguous_address(decay, log_decay.shape),
         library.threads(),
     )
     return decay

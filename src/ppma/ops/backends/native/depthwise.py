@@ -6,7 +6,7 @@ from ctypes import POINTER, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.native.library import Kernel, View, threads
+from ppma.ops.backends.native.library import Kernel, View, contiguous_address, require_tokens, threads
 
 _VIEW, _SIZES = POINTER(View), POINTER(c_int64)
 _depthwise = Kernel("ppma_depthwise", _VIEW, c_void_p, c_void_p, _VIEW, _VIEW, _SIZES, c_int64, c_int, c_int)
@@ -23,7 +23,16 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _sizes(x: Tensor) -> ctypes.Array:
+    require_tokens(x.shape[1:])
     return (c_int64 * 4)(*x.shape)
+
+
+def _taps(weight: Tensor, x: Tensor) -> int:
+    """The address of a contiguous (C, 1, k, k)."""
+    size = weight.shape[-1]
+    if size not in KERNEL_SIZES:
+        raise ValueError(f"native kernels: expected a depthwise kernel of size 3 or 5, got {size}")
+    return contiguous_address(weight, (x.shape[-1], 1, size, size))
 
 
 def depthwise_add(x: Tensor, weight: Tensor, bias: Tensor | None, base: Tensor | None, gelu: bool) -> Tensor:
@@ -31,13 +40,13 @@ def depthwise_add(x: Tensor, weight: Tensor, bias: Tensor | None, base: Tensor |
     x, weight = _channels_last(x), weight.contiguous()
     bias = bias if bias is None else bias.contiguous()
     base = base if base is None else _channels_last(base)
-    out = torch.empty(x.shape)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _depthwise(
-        View.of(x),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        None if base is None else View.of(base),
-        View.of(out),
+        View.of(x, x.shape),
+        _taps(weight, x),
+        None if bias is None else contiguous_address(bias, x.shape[-1:]),
+        None if base is None else View.of(base, x.shape),
+        View.of(out, x.shape),
         _sizes(x),
         weight.shape[-1],
         gelu,
@@ -51,15 +60,17 @@ def depthwise_add_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     grad, x, weight = _channels_last(grad), _channels_last(x), weight.contiguous()
-    grad_x, grad_weight, grad_bias = torch.empty(x.shape), torch.empty(weight.shape), torch.empty(x.shape[-1])
+    grad_x, grad_weight, grad_bias = (
+        torch.empty(shape, dtype=torch.float32, device=x.device) for shape in (x.shape, weight.shape, x.shape[-1:])
+    )
     _depthwise_backward(
-        View.of(grad),
-        View.of(x),
-        weight.data_ptr(),
+        View.of(grad, x.shape),
+        View.of(x, x.shape),
+        _taps(weight, x),
         own_base,
-        View.of(grad_x),
-        grad_weight.data_ptr(),
-        grad_bias.data_ptr(),
+        View.of(grad_x, x.shape),
+        _taps(grad_weight, x),
+        contiguous_address(grad_bias, x.shape[-1:]),
         _sizes(x),
         weight.shape[-1],
         gelu,

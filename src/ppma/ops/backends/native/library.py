@@ -7,6 +7,7 @@ the process would compete with it for the cores.
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,51 @@ def why_not() -> str | None:
     return None
 
 
+def address(tensor: Tensor, shape: Sequence[int]) -> int:
+    """Where the data of a tensor begins that a kernel will take for float32 of this shape, in any strides.
+
+    Every pointer that a kernel gets comes from here: a kernel cannot check, and would read or write past the end. The
+    tensor must stay alive during the call.
+
+    Raises:
+        ValueError: the tensor is of another type or shape, or not on the CPU.
+    """
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu or tensor.shape != shape:
+        raise ValueError(
+            f"native kernels: expected torch.float32 of shape {tuple(shape)} on the CPU, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+        )
+    return tensor.data_ptr()
+
+
+def contiguous_address(tensor: Tensor, shape: Sequence[int]) -> int:
+    """`address` for a kernel that takes the numbers to lie side by side."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"native kernels: expected a contiguous tensor, got strides {tensor.stride()}")
+    return address(tensor, shape)
+
+
+def require_tokens(grid_and_channels: Sequence[int]) -> None:
+    """Batches may be empty, grids and channels may not: kernels divide by their extents.
+
+    Raises:
+        ValueError: one of these extents is 0.
+    """
+    if 0 in grid_and_channels:
+        raise ValueError(
+            f"native kernels: expected a grid with at least one token and channel, got {tuple(grid_and_channels)}"
+        )
+
+
 class View(ctypes.Structure):
     """A float32 tensor of up to five axes as the kernels see it: `struct View` of csrc/view.h."""
 
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "View":
-        """The tensor must stay alive during the call."""
-        return cls(tensor.data_ptr(), tensor.stride())
+    def of(cls, tensor: Tensor, shape: Sequence[int]) -> "View":
+        """The tensor, which must have this shape; see `address`."""
+        return cls(address(tensor, shape), tensor.stride())
 
 
 class Kernel:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.decays import edge_decays
-from ppma.ops.backends.native.library import Kernel, View
+from ppma.ops.backends.native.library import Kernel, View, contiguous_address
 from ppma.ops.backends.native.scan import BOTH, H2V, V2H
 from ppma.ops.layout import heads_last_empty
 
@@ -26,10 +26,12 @@ class LinearProblem(ctypes.Structure):
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> None:
         """Shapes as in `ppma.ops.layout`, any strides."""
+        library.require_tokens((*q.shape[2:], v.shape[-1]))
+        tokens = q.shape[:-1]
         self.decays = (edge_decays(log_alpha, axis=1), edge_decays(log_beta, axis=0))
         super().__init__(
-            *map(View.of, (q, k, v)),
-            *(decay.data_ptr() for decay in self.decays),
+            *map(View.of, (q, k, v), (q.shape, q.shape, (*tokens, v.shape[-1]))),
+            *(contiguous_address(decay, tokens) for decay in self.decays),
             *q.shape,
             v.shape[-1],
             _MODES[paths],
@@ -53,7 +55,7 @@ _backward = Kernel("ppma_linear_backward", POINTER(LinearProblem), POINTER(Linea
 def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     out = heads_last_empty(v, v.shape[-1])
-    _forward(LinearProblem(q, k, v, log_alpha, log_beta, paths), View.of(out))
+    _forward(LinearProblem(q, k, v, log_alpha, log_beta, paths), View.of(out, v.shape))
     return out
 
 
@@ -62,9 +64,11 @@ def linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, scanning K outer V and its gradient again."""
     grad_q, grad_k, grad_v = (heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    grad_alpha, grad_beta = (torch.zeros(q.shape[:-1]) for _ in range(2))
+    tokens = q.shape[:-1]
+    grad_alpha, grad_beta = (torch.zeros(tokens, dtype=torch.float32, device=q.device) for _ in range(2))
     gradients = LinearGradients(
-        *map(View.of, (grad, grad_q, grad_k, grad_v)), grad_alpha.data_ptr(), grad_beta.data_ptr()
+        *map(View.of, (grad, grad_q, grad_k, grad_v), (v.shape, q.shape, k.shape, v.shape)),
+        *(contiguous_address(of_decay, tokens) for of_decay in (grad_alpha, grad_beta)),
     )
     _backward(LinearProblem(q, k, v, log_alpha, log_beta, paths), gradients)
     return grad_q, grad_k, grad_v, grad_alpha.to(log_alpha.dtype), grad_beta.to(log_beta.dtype)

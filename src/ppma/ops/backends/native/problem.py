@@ -32,9 +32,11 @@ class Problem(ctypes.Structure):
         scale: float,
     ) -> None:
         """Shapes as in `ppma.ops.layout`; channels that do not lie side by side are copied, and nothing else."""
+        tokens, values = q.shape[:-1], (*q.shape[:-1], v.shape[-1])
+        library.require_tokens((*q.shape[2:], v.shape[-1]))
         self.tensors = (*map(unit_stride, (q, k, v)), log_alpha.float(), log_beta.float())
         super().__init__(
-            *map(View.of, self.tensors),
+            *map(View.of, self.tensors, (q.shape, q.shape, values, tokens, tokens)),
             *q.shape,
             v.shape[-1],
             scale,
@@ -55,9 +57,13 @@ class Gradients(ctypes.Structure):
         self.grad = unit_stride(grad)
         self.of_q, self.of_k, self.of_v = (heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
         # Two storages: an operator must not return views of one.
-        self.of_log_alpha, self.of_log_beta = (torch.empty(q.shape[:-1]) for _ in range(2))
+        tokens = q.shape[:-1]
+        self.of_log_alpha, self.of_log_beta = (
+            torch.empty(tokens, dtype=torch.float32, device=q.device) for _ in range(2)
+        )
         results = (self.of_q, self.of_k, self.of_v, self.of_log_alpha, self.of_log_beta)
-        super().__init__(*map(View.of, (self.grad, *results)))
+        shapes = (v.shape, q.shape, k.shape, v.shape, tokens, tokens)
+        super().__init__(*map(View.of, (self.grad, *results), shapes))
 
     def results(self, log_alpha: torch.dtype, log_beta: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Gradients of q, k, v, log_alpha and log_beta, the last two in these dtypes."""

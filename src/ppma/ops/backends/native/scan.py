@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.decays import edge_decays
-from ppma.ops.backends.native.library import Kernel
+from ppma.ops.backends.native.library import Kernel, address, contiguous_address
 
 # `enum Mode` of csrc/plane_scan.h.
 COLUMNS, V2H, H2V, BOTH = range(4)
@@ -69,18 +69,18 @@ class Stage:
         plane = [self.rows] if self.columns is None else [self.rows, self.columns]
         return [0, 1, *(axis + 2 for axis in range(grid_axes) if axis not in plane), *(axis + 2 for axis in plane)]
 
-    def tensor(self, values: Tensor) -> PlaneTensor:
-        """(B, heads, *grid, C) with the axes (batch..., H, W, C)."""
+    def tensor(self, values: Tensor, shape: torch.Size) -> PlaneTensor:
+        """`shape`, (B, heads, *grid, C), with the axes (batch..., H, W, C)."""
         strides = [values.stride(axis) for axis in self._order(values.ndim - 3)]
         if self.columns is None:
             strides.append(0)
-        return PlaneTensor(values.data_ptr(), _longs([*strides, values.stride(-1)]))
+        return PlaneTensor(address(values, shape), _longs([*strides, values.stride(-1)]))
 
-    def edges(self, decay: Tensor) -> PlaneTensor:
-        """Contiguous (B, heads, *grid) with the axes (batch..., H)."""
+    def edges(self, decay: Tensor, shape: torch.Size) -> PlaneTensor:
+        """Contiguous, of the tokens of `shape`, (B, heads, *grid, C), with the axes (batch..., H)."""
         order = self._order(decay.ndim - 2)
         strides = [decay.stride(axis) for axis in (order if self.columns is None else order[:-1])]
-        return PlaneTensor(decay.data_ptr(), _longs(strides))
+        return PlaneTensor(contiguous_address(decay, shape[:-1]), _longs(strides))
 
     def problem(self, x: Tensor, decays: list[Tensor], add: bool) -> ScanProblem:
         """All the kernel needs but the results."""
@@ -88,12 +88,12 @@ class Stage:
         sizes = [x.shape[axis] for axis in order]
         if self.columns is None:
             sizes.append(1)
-        beta, alpha = self.edges(decays[self.rows]), self.edges(decays[self.axes[-1]])
+        beta, alpha = self.edges(decays[self.rows], x.shape), self.edges(decays[self.axes[-1]], x.shape)
         return ScanProblem(
             self.mode,
             len(sizes) - 2,
             _longs([*sizes, x.shape[-1]]),
-            self.tensor(x),
+            self.tensor(x, x.shape),
             alpha,
             beta,
             add,
@@ -115,16 +115,21 @@ def _stages(paths: str, axes: int) -> list[list[Stage]]:
     return {"forward": [forward], "reverse": [reverse], "both": [forward, reverse]}[paths]
 
 
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
 def _scan(stage: Stage, x: Tensor, decays: list[Tensor], out: Tensor | None = None, add: bool = False) -> Tensor:
-    out = torch.empty(x.shape) if out is None else out
-    _forward(stage.problem(x, decays, add), stage.tensor(out))
+    out = _empty(x) if out is None else out
+    _forward(stage.problem(x, decays, add), stage.tensor(out, x.shape))
     return out
 
 
 def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
     """The scans of x (B, heads, *grid, C) with log_decays (B, heads, *grid) each -> like x."""
+    library.require_tokens(x.shape[2:])
     decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
-    out = torch.empty(x.shape)
+    out = _empty(x)
     for number, stages in enumerate(_stages(paths, len(decays))):
         values = x
         for stage in stages[:-1]:
@@ -135,9 +140,10 @@ def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
 
 def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str) -> list[Tensor]:
     """Gradients of x and of each log-decay, recomputing the scans between the stages."""
+    library.require_tokens(x.shape[2:])
     decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
-    grad_x = torch.empty(x.shape)
-    grad_decays = [torch.zeros(decay.shape) for decay in decays]
+    grad_x = _empty(x)
+    grad_decays = [torch.zeros(decay.shape, dtype=torch.float32, device=x.device) for decay in decays]
     for number, stages in enumerate(_stages(paths, len(decays))):
         inputs = [x]
         for stage in stages[:-1]:
@@ -146,13 +152,13 @@ def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str)
         for stage in reversed(stages):
             first = stage is stages[0]
             values = inputs.pop()  # named, because the problem holds only its address
-            grad_in = grad_x if first else torch.empty(x.shape)
+            grad_in = grad_x if first else _empty(x)
             problem = stage.problem(values, decays, add=first and number > 0)
             gradients = ScanGradients(
-                stage.tensor(grad_out),
-                stage.tensor(grad_in),
-                stage.edges(grad_decays[stage.axes[-1]]),
-                stage.edges(grad_decays[stage.rows]),
+                stage.tensor(grad_out, x.shape),
+                stage.tensor(grad_in, x.shape),
+                stage.edges(grad_decays[stage.axes[-1]], x.shape),
+                stage.edges(grad_decays[stage.rows], x.shape),
             )
             _backward(problem, gradients)
             grad_out = grad_in

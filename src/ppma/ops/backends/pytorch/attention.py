@@ -61,6 +61,40 @@ class _LineMatrices:
             self.columns[heads, rows] += grad.sum(4).transpose(2, 3)
 
 
+def _scores(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """(B, queries, d), (B, keys, d) -> (B, queries, keys).
+
+    Forward and backward pass both call this with the same tiles, and `_logits` after it: the backward pass subtracts
+    the largest logit that the forward pass found, so both need the same bits. Where a logit is 1e8, one unit in its
+    last place is a factor of e^8.
+    """
+    return (queries @ keys.mT).mul_(scale)
+
+
+def _logits(scores: Tensor, tile: tuple[int, ...], factors: tuple[Tensor, Tensor]) -> Tensor:
+    """Scores plus log mask, of the shape of the scores."""
+    a, b = factors
+    return (scores.view(tile) + a).add_(b).view(scores.shape)
+
+
+def _softmax(logits: Tensor, stats: Tensor) -> Tensor:
+    """The softmax of (B, queries, keys) in place; `stats`, (2, B, rows, W), receives its maxima and sums.
+
+    They are kept apart: their combination, the log-sum-exp, would round the sum away where logits are large.
+    """
+    top = logits.amax(-1, keepdim=True)
+    weights = logits.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    stats[0], stats[1] = top.view(stats.shape[1:]), total.view(stats.shape[1:])
+    return weights.div_(total)
+
+
+def _softmax_again(logits: Tensor, stats: Tensor) -> Tensor:
+    """What `_softmax` returned, from what it saved."""
+    top, total = (part.flatten(1)[..., None] for part in stats)
+    return logits.sub_(top).exp_().div_(total)
+
+
 def _fold(*tensors: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Merge batch and heads."""
     return [tensor.flatten(0, 1).to(dtype) for tensor in tensors]
@@ -81,33 +115,28 @@ def attention(
     logit, path_list = combine == "logit", split_paths(paths)
     out = heads_last_empty(v, v.shape[-1])
     softmaxes = len(path_list) if logit else 1
-    lse = torch.empty(softmaxes, *q.shape[:-1], dtype=dtype, device=q.device)
+    stats = torch.empty(2 * softmaxes, *q.shape[:-1], dtype=dtype, device=q.device)
     first = torch.empty(softmaxes - 1, *v.shape, dtype=dtype, device=v.device)
 
     H, W = q.shape[2:4]
     fq, fk, fv = _fold(q, k, v, dtype=dtype)
     lines = _LineMatrices.of(log_alpha.flatten(0, 1), log_beta.flatten(0, 1), log=logit, dtype=dtype)
     total = torch.empty(fv.shape, dtype=dtype, device=v.device)
-    flat_lse, flat_first = lse.flatten(1, 2), first.flatten(1, 2)
+    flat_stats, flat_first = stats.flatten(1, 2), first.flatten(1, 2)
     for heads, rows in _tiles(fq.shape[0], H, W):
         keys, values = fk[heads].flatten(1, 2), fv[heads].flatten(1, 2)
-        scores = (fq[heads, rows].flatten(1, 2) @ keys.mT).mul_(scale)
+        scores = _scores(fq[heads, rows].flatten(1, 2), keys, scale)
         tile = (scores.shape[0], -1, W, H, W)
         if logit:
             outs = []
             for p, path in enumerate(path_list):
-                a, b = lines.factors(path, heads, rows)
-                logits = ((scores.view(tile) + a).add_(b)).view(scores.shape)
-                norm = logits.logsumexp(-1, keepdim=True)
-                outs.append(logits.sub_(norm).exp_() @ values)
-                flat_lse[p, heads, rows] = norm.view(norm.shape[0], -1, W)
+                logits = _logits(scores, tile, lines.factors(path, heads, rows))
+                outs.append(_softmax(logits, flat_stats[2 * p : 2 * p + 2, heads, rows]) @ values)
             if len(outs) == 2:
                 flat_first[0, heads, rows] = outs[0].unflatten(1, (-1, W))
             result = torch.stack(outs).mean(0)
         else:
-            norm = scores.logsumexp(-1, keepdim=True)
-            flat_lse[0, heads, rows] = norm.view(norm.shape[0], -1, W)
-            weights = scores.sub_(norm).exp_()
+            weights = _softmax(scores, flat_stats[:, heads, rows])
             mask = torch.zeros((), dtype=dtype, device=q.device)
             for path in path_list:
                 a, b = lines.factors(path, heads, rows)
@@ -115,7 +144,7 @@ def attention(
             result = weights.view(tile).mul_(mask).view(weights.shape) @ values
         total[heads, rows] = result.unflatten(1, (-1, W))
     out.copy_(total.view(v.shape))
-    return out, lse, first
+    return out, stats, first
 
 
 def attention_backward(
@@ -126,13 +155,13 @@ def attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     first: Tensor,
     combine: str,
     paths: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved log-sum-exp."""
+    """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     H, W = q.shape[2:4]
@@ -140,23 +169,22 @@ def attention_backward(
     lines = _LineMatrices.of(log_alpha.flatten(0, 1), log_beta.flatten(0, 1), log=logit, dtype=dtype)
     grad_lines = _LineMatrices(torch.zeros_like(lines.rows), torch.zeros_like(lines.columns))
     grad_q, grad_k, grad_v = (torch.zeros_like(t) for t in (fq, fk, fv))
-    flat_lse = lse.flatten(1, 2)
+    flat_stats = stats.flatten(1, 2)
 
     for heads, rows in _tiles(fq.shape[0], H, W):
         queries, keys = fq[heads, rows].flatten(1, 2), fk[heads].flatten(1, 2)
         values, grad_out = fv[heads].flatten(1, 2), fgrad[heads, rows].flatten(1, 2)
-        scores = (queries @ keys.mT).mul_(scale)
+        scores = _scores(queries, keys, scale)
         tile = (scores.shape[0], -1, W, H, W)
         grad_map = grad_out @ values.mT
-        norms = [flat_lse[p, heads, rows].flatten(1)[..., None] for p in range(flat_lse.shape[0])]
         if logit:
             # P = softmax(s + log M): both the score and the log mask receive dS = P (dP - rowsum(P dP)).
             grad_map /= len(path_list)
             grad_scores = torch.zeros_like(scores)
             weights = torch.zeros_like(scores)
-            for path, norm in zip(path_list, norms, strict=True):
-                a, b = lines.factors(path, heads, rows)
-                p = ((scores.view(tile) + a).add_(b)).view(scores.shape).sub_(norm).exp_()
+            for number, path in enumerate(path_list):
+                logits = _logits(scores, tile, lines.factors(path, heads, rows))
+                p = _softmax_again(logits, flat_stats[2 * number : 2 * number + 2, heads, rows])
                 weighted = p * grad_map
                 grad_logits = weighted - p * weighted.sum(-1, keepdim=True)
                 grad_lines.accumulate(path, heads, rows, grad_logits.view(tile))
@@ -165,7 +193,7 @@ def attention_backward(
             weights /= len(path_list)
         else:
             # O = (P * M) V with M = sum of the paths: dS = P (dP - rowsum(P dP)), dP = G M, d log M_path = P G M_path.
-            p = scores.sub_(norms[0]).exp_()
+            p = _softmax_again(scores, flat_stats[:, heads, rows])
             weighted = p * grad_map
             grad_scores = torch.zeros_like(scores)
             weights = torch.zeros_like(scores)

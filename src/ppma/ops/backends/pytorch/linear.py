@@ -16,7 +16,7 @@ CHUNK_ELEMENTS = 1 << 24
 
 
 def _feature_chunks(q: Tensor, v: Tensor) -> Iterator[slice]:
-    step = max(1, CHUNK_ELEMENTS // v.numel())
+    step = max(1, CHUNK_ELEMENTS // max(1, v.numel()))  # an empty batch has no elements
     for start in range(0, q.shape[-1], step):
         yield slice(start, start + step)
 

@@ -11,7 +11,7 @@ from ppma.ops.backends.triton.attention_kernels import attention_delta, attentio
 from ppma.ops.backends.triton.configs import attention_configs, attention_tile
 from ppma.ops.backends.triton.launch import Config, check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.potentials import Slots, gradient, potentials
-from ppma.ops.backends.triton.tiles import LOG2_E, field
+from ppma.ops.backends.triton.tiles import field
 from ppma.ops.layout import heads_last_empty
 
 
@@ -46,7 +46,7 @@ def masked_forward(
     alpha: Tensor,
     beta: Tensor,
     out: Tensor,
-    lse: Tensor | None,
+    stats: Tensor | None,
     first: Tensor | None,
     mode: str,
     paths: str,
@@ -62,7 +62,8 @@ def masked_forward(
         alpha: potentials along the rows, (1, B, heads, H, W).
         beta: potentials along the columns, (1, B, heads, H, W).
         out: receives the output, (B, heads, H, W, dv).
-        lse: receives the log-sum-exp of each softmax, (softmaxes, B, heads, H, W); None for "linear".
+        stats: receives the largest logit and the sum of each softmax, (2 * softmaxes, B, heads, H, W); None for
+            "linear".
         first: receives the output of the first of two softmaxes, (B, heads, H, W, dv); else None.
         mode: "hadamard", "logit" or "linear".
         paths: "v2h", "h2v" or "2d".
@@ -83,8 +84,8 @@ def masked_forward(
         beta=field(beta),
         out=field(out),
         first=None if first is None else field(first),
-        lse=None if lse is None else field(lse),
-        score_scale=scale if mode == "linear" else scale * LOG2_E.value,
+        stats=None if stats is None else field(stats),
+        scale=scale,
         V2H=paths != "h2v",
         H2V=paths != "v2h",
     )
@@ -108,7 +109,7 @@ def masked_backward(
     v: Tensor,
     alpha: Tensor,
     beta: Tensor,
-    lse: Tensor | None,
+    stats: Tensor | None,
     delta: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor],
     alpha_slots: Slots,
@@ -121,8 +122,8 @@ def masked_backward(
     """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
 
     What is not named here is as there. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` for each
-    softmax the row sums of the output times its gradient, like `lse`; `grads` receive the gradients of q, k and v,
-    the slots what the potentials along the rows and the columns receive.
+    softmax the row sums of the output times its gradient, (softmaxes, B, heads, H, W); `grads` receive the gradients
+    of q, k and v, the slots what the potentials along the rows and the columns receive.
     """
     across = triton.cdiv(q.shape[3], attention_tile(q.shape[2], q.shape[3], band)[1])
     v2h, h2v = paths != "h2v", paths != "v2h"
@@ -139,7 +140,7 @@ def masked_backward(
             fixed_b=field(v if key_side else grad),
             other_a=field(q if key_side else k),
             other_b=field(grad if key_side else v),
-            lse=None if lse is None else field(lse),
+            stats=None if stats is None else field(stats),
             delta=None if delta is None else field(delta),
             alpha=field(alpha),
             beta=field(beta),
@@ -150,7 +151,6 @@ def masked_backward(
             beta_own=beta_slots.take(1) if far else None,
             beta_corner=beta_slots.take(across) if near else None,
             scale=scale,
-            score_scale=scale if mode == "linear" else scale * LOG2_E.value,
             NEAR=near,
             FAR=far,
             KEY_SIDE=key_side,
@@ -164,11 +164,11 @@ def attention(
     check_channels(q, v)
     softmaxes = 2 if combine == "logit" and paths == "2d" else 1
     out = heads_last_empty(v, v.shape[-1])
-    lse = torch.empty((softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
+    stats = torch.empty((2 * softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
     first = torch.empty((softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
-    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
-    masked_forward(q, k, v, alpha, beta, out, lse, first[0] if len(first) else None, combine, paths, scale)
-    return out, lse, first
+    alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)
+    masked_forward(q, k, v, alpha, beta, out, stats, first[0] if len(first) else None, combine, paths, scale)
+    return out, stats, first
 
 
 def attention_backward(
@@ -179,15 +179,16 @@ def attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     first: Tensor,
     combine: str,
     paths: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
+    check_channels(q, v)  # as forward: what another backend saved would not be of use here
     batch, heads, height, width, dv = v.shape
-    delta = torch.empty_like(lse)
+    delta = torch.empty((stats.shape[0] // 2, *q.shape[:-1]), dtype=torch.float32, device=q.device)
     rows, cols = attention_tile(height, width, None)
     launch(
         attention_delta,
@@ -206,10 +207,10 @@ def attention_backward(
         DV_TILE=padded(dv),
     )
     grads = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
+    alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)
     slots = potential_slots(height, width, paths, None)
     alpha_slots, beta_slots = Slots(slots, log_alpha), Slots(slots, log_beta)
-    masked_backward(grad, q, k, v, alpha, beta, lse, delta, grads, alpha_slots, beta_slots, combine, paths, scale)
+    masked_backward(grad, q, k, v, alpha, beta, stats, delta, grads, alpha_slots, beta_slots, combine, paths, scale)
     return (
         *grads,
         gradient(alpha_slots.buffer, 3, log_alpha.dtype),

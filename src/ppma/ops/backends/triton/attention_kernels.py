@@ -18,18 +18,21 @@ import triton
 import triton.language as tl
 
 from ppma.ops.backends.triton.tiles import (
-    LN2,
-    LOG2_E,
     head_of,
     load_plane,
     load_potential,
+    load_softmax,
     load_tokens,
-    log2_decay,
+    log_decay,
     online_softmax,
     product,
+    scores_of,
     sign_of,
+    softmax_again,
     store_plane,
     store_tokens,
+    unless_certain,
+    with_cuts,
 )
 
 
@@ -57,7 +60,7 @@ def near_parts(
         corner_row, corner_inside = row[:, None], inside[:, None] & other_inside[None, :]
     own_high, own_low = load_potential(alpha, batch, head, row, col, inside)
     corner_high, corner_low = load_potential(alpha, batch, head, corner_row, other_col[None, :], corner_inside)
-    along_row = log2_decay(own_high[:, None], own_low[:, None], corner_high, corner_low)
+    along_row = log_decay(own_high[:, None], own_low[:, None], corner_high, corner_low)
     if ROWS == 1 and not LOG:
         along_row = tl.exp2(along_row)
     column_high, column_low = load_potential(beta, batch, head, corner_row, other_col[None, :], corner_inside)
@@ -69,11 +72,11 @@ def near_mask(
     along_row, column_high, column_low, beta, batch, head, k, other_col, other_inside,
     ROWS: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
-    """The near mask between the fixed tile and a tile of row k, or its log2."""
+    """The near mask between the fixed tile and a tile of row k, or its natural logarithm."""
     high, low = load_potential(beta, batch, head, k, other_col, other_inside)
-    along_column = log2_decay(column_high, column_low, high[None, :], low[None, :])
+    along_column = log_decay(column_high, column_low, high[None, :], low[None, :])
     if LOG:
-        return along_row + along_column
+        return with_cuts(along_row + along_column)
     if ROWS == 1:
         return along_row * tl.exp2(along_column)
     return tl.exp2(along_row + along_column)
@@ -81,26 +84,27 @@ def near_mask(
 
 @triton.jit
 def far_mask(own_high, own_low, alpha, beta, batch, head, k, col, inside, other_col, other_inside, LOG: tl.constexpr):
-    """The far mask between the fixed tile and a tile of row k, or its log2. `own` are the fixed column potentials."""
+    """The far mask between the fixed tile and a tile of row k, or its natural logarithm.
+
+    `own` are the column potentials of the fixed tokens. Far from a key is near from a query: the logarithms are the
+    same to the last bit, because differences only change their sign and the sum of two does not depend on the order.
+    """
     high, low = load_potential(beta, batch, head, k, col, inside)
-    along_column = log2_decay(own_high, own_low, high, low)
+    along_column = log_decay(own_high, own_low, high, low)
     corner_high, corner_low = load_potential(alpha, batch, head, k, col, inside)
     high, low = load_potential(alpha, batch, head, k, other_col, other_inside)
-    along_row = log2_decay(corner_high[:, None], corner_low[:, None], high[None, :], low[None, :])
+    along_row = log_decay(corner_high[:, None], corner_low[:, None], high[None, :], low[None, :])
     log_mask = along_row + along_column[:, None]
-    return log_mask if LOG else tl.exp2(log_mask)
+    return with_cuts(log_mask) if LOG else tl.exp2(log_mask)
 
 
 @triton.jit
 def attention_forward(
-    q, k, v, alpha, beta, out, first, lse, heads, H, W, band, score_scale,
+    q, k, v, alpha, beta, out, first, stats, heads, H, W, band, scale,
     MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Output, log-sum-exp of each softmax and, of two softmaxes, the output of the first.
-
-    `score_scale` includes log2(e) where there is a softmax.
-    """
+    """Output, peak and total of each softmax and, of two softmaxes, the output of the first."""
     TOKENS: tl.constexpr = ROWS * COLS
     LOG: tl.constexpr = MODE == "logit"
     batch, head, top, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
@@ -120,7 +124,7 @@ def attention_forward(
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
             key = load_tokens(k, batch, head, i, key_col, key_inside, D, D_TILE)
             value = load_tokens(v, batch, head, i, key_col, key_inside, DV, DV_TILE)
-            scores = product(queries, key.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
+            scores = scores_of(queries, key, scale, UPCAST)
             if MODE != "linear":
                 scores = tl.where(key_inside[None, :], scores, float("-inf"))
             if V2H:
@@ -148,10 +152,12 @@ def attention_forward(
 
     if MODE != "linear":
         acc /= total[:, None]
-        store_plane(lse, 0, batch, head, row, col, inside, (peak + tl.log2(total)) * LN2)
+        store_plane(stats, 0, batch, head, row, col, inside, peak)
+        store_plane(stats, 1, batch, head, row, col, inside, total)
     if MODE == "logit" and V2H and H2V:
         second_acc /= second_total[:, None]
-        store_plane(lse, 1, batch, head, row, col, inside, (second_peak + tl.log2(second_total)) * LN2)
+        store_plane(stats, 2, batch, head, row, col, inside, second_peak)
+        store_plane(stats, 3, batch, head, row, col, inside, second_total)
         store_tokens(first, batch, head, row, col, inside, acc, DV, DV_TILE)
         acc = (acc + second_acc) * 0.5
     store_tokens(out, batch, head, row, col, inside, acc, DV, DV_TILE)
@@ -183,16 +189,16 @@ def attention_delta(
 
 
 @triton.jit
-def load_norms(lse, delta, plane, batch, head, row, col, inside, share):
-    """Log-sum-exp (base 2) and delta of some queries, for one softmax."""
-    norm = load_plane(lse, plane, batch, head, row, col, inside) * LOG2_E
-    return norm, load_plane(delta, plane, batch, head, row, col, inside) * share
+def load_norms(stats, delta, softmax, batch, head, row, col, inside, share):
+    """Peak, inverse total and delta of some queries, for one softmax."""
+    peak, inverse = load_softmax(stats, softmax, batch, head, row, col, inside)
+    return peak, inverse, load_plane(delta, softmax, batch, head, row, col, inside) * share
 
 
 @triton.jit
 def attention_backward(
-    fixed_a, fixed_b, other_a, other_b, lse, delta, alpha, beta, grad_a, grad_b,
-    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, scale, score_scale,
+    fixed_a, fixed_b, other_a, other_b, stats, delta, alpha, beta, grad_a, grad_b,
+    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, scale,
     MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -214,13 +220,17 @@ def attention_backward(
     a = load_tokens(fixed_a, batch, head, row, col, inside, D, D_TILE)
     b = load_tokens(fixed_b, batch, head, row, col, inside, DV, DV_TILE)
     if MODE != "linear" and not KEY_SIDE:
-        near_norm, near_delta = load_norms(lse, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE)
-        near_norm, near_delta = near_norm[:, None], near_delta[:, None]
+        near_peak, near_inverse, near_delta = load_norms(
+            stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE
+        )
+        near_peak, near_inverse, near_delta = near_peak[:, None], near_inverse[:, None], near_delta[:, None]
         if FAR_PLANE != NEAR_PLANE:
-            far_norm, far_delta = load_norms(lse, delta, FAR_PLANE, batch, head, row, col, inside, SHARE)
-            far_norm, far_delta = far_norm[:, None], far_delta[:, None]
+            far_peak, far_inverse, far_delta = load_norms(
+                stats, delta, FAR_PLANE, batch, head, row, col, inside, SHARE
+            )
+            far_peak, far_inverse, far_delta = far_peak[:, None], far_inverse[:, None], far_delta[:, None]
         else:
-            far_norm, far_delta = near_norm, near_delta
+            far_peak, far_inverse, far_delta = near_peak, near_inverse, near_delta
 
     own_high, own_low = load_potential(beta, batch, head, row, col, inside)
     acc_a = tl.zeros((TOKENS, D_TILE), tl.float32)
@@ -240,20 +250,23 @@ def attention_backward(
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
             oa = load_tokens(other_a, batch, head, i, other_col, other_inside, D, D_TILE)
             ob = load_tokens(other_b, batch, head, i, other_col, other_inside, DV, DV_TILE)
-            scores = product(a, oa.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
+            if KEY_SIDE:
+                scores = tl.trans(scores_of(oa, a, scale, UPCAST))
+            else:
+                scores = scores_of(a, oa, scale, UPCAST)
             grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
             if MODE != "linear" and KEY_SIDE:
-                near_norm, near_delta = load_norms(
-                    lse, delta, NEAR_PLANE, batch, head, i, other_col, other_inside, SHARE
+                near_peak, near_inverse, near_delta = load_norms(
+                    stats, delta, NEAR_PLANE, batch, head, i, other_col, other_inside, SHARE
                 )
-                near_norm, near_delta = near_norm[None, :], near_delta[None, :]
+                near_peak, near_inverse, near_delta = near_peak[None, :], near_inverse[None, :], near_delta[None, :]
                 if FAR_PLANE != NEAR_PLANE:
-                    far_norm, far_delta = load_norms(
-                        lse, delta, FAR_PLANE, batch, head, i, other_col, other_inside, SHARE
+                    far_peak, far_inverse, far_delta = load_norms(
+                        stats, delta, FAR_PLANE, batch, head, i, other_col, other_inside, SHARE
                     )
-                    far_norm, far_delta = far_norm[None, :], far_delta[None, :]
+                    far_peak, far_inverse, far_delta = far_peak[None, :], far_inverse[None, :], far_delta[None, :]
                 else:
-                    far_norm, far_delta = near_norm, near_delta
+                    far_peak, far_inverse, far_delta = near_peak, near_inverse, near_delta
 
             weights = tl.zeros((TOKENS, OTHERS), tl.float32)
             if NEAR:
@@ -268,13 +281,13 @@ def attention_backward(
             if MODE == "logit":
                 grad_scores = tl.zeros((TOKENS, OTHERS), tl.float32)
                 if NEAR:
-                    softmax = tl.where(valid, tl.exp2(scores + near - near_norm), 0.0)
-                    near = softmax * (grads * SHARE - near_delta)
+                    softmax = softmax_again(scores + near, near_peak, near_inverse, valid)
+                    near = unless_certain(softmax, softmax * (grads * SHARE - near_delta))
                     weights += softmax * SHARE
                     grad_scores += near
                 if FAR:
-                    softmax = tl.where(valid, tl.exp2(scores + far - far_norm), 0.0)
-                    far = softmax * (grads * SHARE - far_delta)
+                    softmax = softmax_again(scores + far, far_peak, far_inverse, valid)
+                    far = unless_certain(softmax, softmax * (grads * SHARE - far_delta))
                     weights += softmax * SHARE
                     grad_scores += far
             else:
@@ -283,8 +296,8 @@ def attention_backward(
                 if FAR:
                     weights += far
                 if MODE == "hadamard":
-                    scores = tl.where(valid, tl.exp2(scores - near_norm), 0.0)
-                    grad_scores = scores * (grads * weights - near_delta)
+                    scores = softmax_again(scores, near_peak, near_inverse, valid)
+                    grad_scores = unless_certain(scores, scores * (grads * weights - near_delta))
                 else:
                     grad_scores = grads * weights
                 weights *= scores

@@ -14,7 +14,7 @@ from ppma.ops.backends.triton.configs import line_configs, line_tokens
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
 from ppma.ops.backends.triton.potentials import gradient, potentials
-from ppma.ops.backends.triton.tiles import LOG2_E, Field, field
+from ppma.ops.backends.triton.tiles import Field, field
 from ppma.ops.layout import heads_last_empty
 
 COLUMNS, ROWS = 2, 3  # the axis along which a line runs
@@ -47,8 +47,9 @@ class _Lines:
     def __init__(self, axis: int, q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> None:
         self.axis, self.q, self.k, self.combine, self.scale = axis, q, k, combine, scale
         self.log_decay = log_decay
-        self.potential = potentials(log_decay, axis)
-        self.lse = torch.empty((1, *log_decay.shape), dtype=torch.float32, device=q.device)
+        self.potential = potentials(log_decay, axis, combine)
+        # The largest logit and the sum of each softmax, which `apply` leaves for the gradients.
+        self.stats = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
         # What the potentials receive from the queries and from the keys.
         self.moved = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
 
@@ -73,11 +74,11 @@ class _Lines:
             (batch * heads * lines * triton.cdiv(n, tokens),),
             line_configs(kind, self.q.dtype, n, channels),
             potential=self._plane(self.potential),
-            lse=self._plane(self.lse),
+            stats=self._plane(self.stats),
             heads=heads,
             lines=lines,
             n=n,
-            score_scale=self.scale * LOG2_E.value,
+            scale=self.scale,
             MODE=self.combine,
             TOKENS=tokens,
             D=d,
@@ -142,7 +143,7 @@ class _Lines:
             heads_last_empty(value, value.shape[-1]),
             heads_last_empty(value, value.shape[-1]) if both else None,
         )
-        delta = torch.empty_like(self.lse)
+        delta = torch.empty((1, *self.log_decay.shape), dtype=torch.float32, device=q.device)
         self._launch(
             line_backward,
             "queries",
@@ -162,7 +163,6 @@ class _Lines:
             grad_b=None,
             second_grad_b=None,
             moved=self._plane(self.moved[:1]),
-            scale=self.scale,
             KEY_SIDE=False,
         )
         self._launch_keys("keys", applied, second, delta, add, grads)
@@ -191,7 +191,6 @@ class _Lines:
             grad_b=self._tokens(grads.value),
             second_grad_b=self._tokens(grads.second),
             moved=self._plane(self.moved[1:]),
-            scale=self.scale,
             KEY_SIDE=True,
         )
 
@@ -237,6 +236,7 @@ def criss_cross_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
+    check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
     share = _share(combine, paths)
     grad = grad if share == 1.0 else grad * share

@@ -8,18 +8,21 @@ import triton
 import triton.language as tl
 
 from ppma.ops.backends.triton.tiles import (
-    LN2,
-    LOG2_E,
     head_of,
     load_plane,
     load_potential,
+    load_softmax,
     load_tokens,
-    log2_decay,
+    log_decay,
     online_softmax,
     product,
+    scores_of,
     sign_of,
+    softmax_again,
     store_plane,
     store_tokens,
+    unless_certain,
+    with_cuts,
 )
 
 
@@ -34,13 +37,13 @@ def line_tile(heads, lines, n, TOKENS: tl.constexpr):
 
 @triton.jit
 def line_forward(
-    q, k, v, second_v, potential, add, out, second_out, lse, heads, lines, n, score_scale, share,
+    q, k, v, second_v, potential, add, out, second_out, stats, heads, lines, n, scale, share,
     MODE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
-    `second_v`, `add` and `lse` may be None. `score_scale` includes log2(e).
+    `second_v` and `add` may be None.
     """
     batch, head, line, position = line_tile(heads, lines, n, TOKENS)
     inside = position < n
@@ -55,12 +58,12 @@ def line_forward(
         other_inside = other < n
         key = load_tokens(k, batch, head, line, other, other_inside, D, D_TILE)
         value = load_tokens(v, batch, head, line, other, other_inside, DV, DV_TILE)
-        scores = product(queries, key.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
+        scores = scores_of(queries, key, scale, UPCAST)
         scores = tl.where(other_inside[None, :], scores, float("-inf"))
         high, low = load_potential(potential, batch, head, line, other, other_inside)
-        log_mask = log2_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
+        log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
         if MODE == "logit":
-            scores += log_mask
+            scores += with_cuts(log_mask)
         weights, correction, peak, total = online_softmax(scores, peak, total)
         if MODE == "hadamard":
             weights *= tl.exp2(log_mask)
@@ -76,14 +79,14 @@ def line_forward(
     store_tokens(out, batch, head, line, position, inside, acc * share, DV, DV_TILE)
     if second_v is not None:
         store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, DV_TILE)
-    if lse is not None:
-        store_plane(lse, 0, batch, head, line, position, inside, (peak + tl.log2(total)) * LN2)
+    store_plane(stats, 0, batch, head, line, position, inside, peak)
+    store_plane(stats, 1, batch, head, line, position, inside, total)
 
 
 @triton.jit
 def line_backward(
-    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, lse, delta,
-    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale, score_scale,
+    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, stats, delta,
+    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale,
     MODE: tl.constexpr, KEY_SIDE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +105,8 @@ def line_backward(
         if second_other_b is not None:
             second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, DV_TILE)
     if not KEY_SIDE:
-        norm = load_plane(lse, 0, batch, head, line, position, inside)[:, None] * LOG2_E
+        peak, inverse = load_softmax(stats, 0, batch, head, line, position, inside)
+        peak, inverse = peak[:, None], inverse[:, None]
         outputs = load_tokens(out, batch, head, line, position, inside, DV, DV_TILE)
         row_delta = tl.sum(outputs.to(tl.float32) * b.to(tl.float32), 1)
         if second_other_b is not None:
@@ -122,15 +126,19 @@ def line_backward(
         oa = load_tokens(other_a, batch, head, line, other, other_inside, D, D_TILE)
         ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, DV_TILE)
         if KEY_SIDE:
-            norm = load_plane(lse, 0, batch, head, line, other, other_inside)[None, :] * LOG2_E
+            peak, inverse = load_softmax(stats, 0, batch, head, line, other, other_inside)
+            peak, inverse = peak[None, :], inverse[None, :]
             if grad_a is not None:
                 row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
-        scores = product(a, oa.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST) * score_scale
+        if KEY_SIDE:
+            scores = tl.trans(scores_of(oa, a, scale, UPCAST))
+        else:
+            scores = scores_of(a, oa, scale, UPCAST)
         high, low = load_potential(potential, batch, head, line, other, other_inside)
-        log_mask = log2_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
+        log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
         if MODE == "logit":
-            scores += log_mask
-        softmax = tl.where(other_inside[None, :], tl.exp2(scores - norm), 0.0)
+            scores += with_cuts(log_mask)
+        softmax = softmax_again(scores, peak, inverse, other_inside[None, :])
         weights = softmax
         if MODE == "hadamard":
             weights *= tl.exp2(log_mask)
@@ -144,7 +152,7 @@ def line_backward(
                 if second_grad_b is not None:
                     second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
             weighted = weights * grads
-            grad_scores = weighted - softmax * row_delta
+            grad_scores = unless_certain(softmax, weighted - softmax * row_delta)
             # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
             grad_log_mask = weighted if MODE == "hadamard" else grad_scores
             own_moved += tl.sum(grad_log_mask * sign_of(position[:, None], other[None, :]), 1)

@@ -170,7 +170,7 @@ class _OtherBands:
 def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     check_channels(q, v)
-    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
+    alpha, beta = potentials(log_alpha, 3, "linear"), potentials(log_beta, 2, "linear")
     out = heads_last_empty(v, v.shape[-1])
     if q.shape[2] <= BAND_ROWS:
         masked_forward(q, k, v, alpha, beta, out, None, None, "linear", paths, 1.0)
@@ -189,10 +189,11 @@ def linear_backward(
     Those of q, k and v are linear attentions themselves: of (grad, v, k), (v, grad, q) and (k, q, grad), the last two
     with the transposed mask.
     """
+    check_channels(q, v)
     height, width = q.shape[2:4]
     banded = height > BAND_ROWS
     band = BAND_ROWS if banded else None
-    alpha, beta = potentials(log_alpha, 3), potentials(log_beta, 2)
+    alpha, beta = potentials(log_alpha, 3, "linear"), potentials(log_beta, 2, "linear")
     v2h, h2v = paths != "h2v", paths != "v2h"
     within = potential_slots(height, width, paths, band)
     across = triton.cdiv(width, READ_COLS)

@@ -1,8 +1,9 @@
-"""Potentials: running sums of log2 decays along grid lines, and the way back from their gradients to log-decays.
+"""Potentials: running sums of log-decays along grid lines, and the way back from their gradients to log-decays.
 
-A potential is kept as the sum of two float32 numbers. One alone is not enough: the mask needs differences of nearby
-potentials, however long the line and however strong the decays before. An edge counts at least -2**14, which is a
-decay of 0 in every floating-point type (and no score outweighs it), so sums stay finite.
+Logarithms are natural where the mask is added to scores, else to base 2. A potential is kept as the sum of two float32
+numbers. One alone is not enough: the mask needs differences of nearby potentials, however long the line and however
+strong the decays before. An edge counts at least CUT, which is a decay of 0 in every floating-point type, so sums stay
+finite; where a log mask is added to scores, all from CUT on counts as minus infinity (`with_cuts`).
 """
 
 from typing import Any
@@ -13,9 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ppma.ops.backends.triton.launch import Config, launch
-from ppma.ops.backends.triton.tiles import LOG2_E, Field, field, head_of, load_plane, pack_potential, store_plane
-
-CUT = tl.constexpr(-16384.0)
+from ppma.ops.backends.triton.tiles import CUT, LOG2_E, Field, field, head_of, load_plane, pack_potential, store_plane
 
 # The part of a line that is summed at once, and the lines of a program.
 LONGEST_CHUNK = 64
@@ -31,7 +30,9 @@ def line_tile(heads, lines, LINES: tl.constexpr):
 
 
 @triton.jit
-def line_potentials(log_decay, potential, heads, lines, n, LINES: tl.constexpr, CHUNK: tl.constexpr):
+def line_potentials(
+    log_decay, potential, heads, lines, n, NATURAL: tl.constexpr, LINES: tl.constexpr, CHUNK: tl.constexpr
+):
     """Sum the log-decays of LINES lines of one head. The edge before the first token is never read."""
     batch, head, line = line_tile(heads, lines, LINES)
     before = tl.zeros((LINES,), tl.float64)
@@ -40,7 +41,10 @@ def line_potentials(log_decay, potential, heads, lines, n, LINES: tl.constexpr, 
         inside = (line < lines)[:, None] & (position < n)[None, :]
         edge = inside & (position > 0)[None, :]
         edges = load_plane(log_decay, 0, batch, head, line[:, None], position[None, :], edge)
-        edges = tl.maximum(edges.to(tl.float64) * LOG2_E, CUT)
+        edges = edges.to(tl.float64)
+        if not NATURAL:
+            edges *= LOG2_E
+        edges = tl.where(edges < CUT, CUT, edges)  # not `maximum`, which would drop NaN
         total = tl.cumsum(edges, 1) + before[:, None]
         before += tl.sum(edges, 1)
         high = total.to(tl.float32)
@@ -66,19 +70,22 @@ def log_decay_gradient(parts, gradient, heads, lines, n, slots, LINES: tl.conste
         store_plane(gradient, 0, batch, head, line[:, None], position[None, :], inside, total)
 
 
-def potentials(log_decay: Tensor, axis: int) -> Tensor:
+def potentials(log_decay: Tensor, axis: int, mode: str) -> Tensor:
     """Potentials along one axis of the grid.
 
     Args:
         log_decay: (B, heads, H, W), any strides.
         axis: 2 for lines along H, 3 for lines along W.
+        mode: of the kernel that reads them; "logit" adds logarithms to natural scores, the others want decays.
 
     Returns:
-        (1, B, heads, H, W) int64: two float32 numbers each, in units of log2; see `pack_potential`.
+        (1, B, heads, H, W) int64: two float32 numbers each; see `pack_potential`.
     """
     out = torch.empty((1, *log_decay.shape), dtype=torch.int64, device=log_decay.device)
     lines = _lines(log_decay[None], axis)
-    _launch(line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)))
+    _launch(
+        line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)), NATURAL=mode == "logit"
+    )
     return out
 
 

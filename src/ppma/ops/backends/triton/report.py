@@ -35,9 +35,9 @@ def record_scan(tensors: list[Tensor], combine: str, backward: bool) -> None:
 def record_attention(tensors: list[Tensor], combine: str, backward: bool) -> None:
     """Vanilla attention, both paths."""
     with recording():  # the backward needs the shapes of the results only
-        out, lse, first = attention(*tensors, combine, "2d", 1.0)
+        out, stats, first = attention(*tensors, combine, "2d", 1.0)
     if backward:
-        attention_backward(out, *tensors, out, lse, first, combine, "2d", 1.0)
+        attention_backward(out, *tensors, out, stats, first, combine, "2d", 1.0)
     else:
         attention(*tensors, combine, "2d", 1.0)
 

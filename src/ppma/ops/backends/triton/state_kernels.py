@@ -21,7 +21,7 @@ from ppma.ops.backends.triton.tiles import (
     load_plane,
     load_potential,
     load_tokens,
-    log2_decay,
+    log_decay,
     product,
     sign_of,
     store_plane,
@@ -60,7 +60,7 @@ def pass_states(
         last_high, last_low = load_potential(beta, batch, head, last_reference, column, here)
         acc = (
             load_state(before, index, W, j, D_TILE, DV_TILE)
-            * tl.exp2(log2_decay(high, low, last_high, last_low))[:, None]
+            * tl.exp2(log_decay(high, low, last_high, last_low))[:, None]
         )
     if MIXED:
         for chunk in range(0, W, OTHERS):
@@ -70,8 +70,8 @@ def pass_states(
                 own_high, own_low = load_potential(beta, batch, head, i, column, here)
                 corner_high, corner_low = load_potential(alpha, batch, head, i, column, here)
                 row_high, row_low = load_potential(alpha, batch, head, i, col, inside)
-                decay = log2_decay(own_high, own_low, high, low)
-                decay = tl.exp2(decay + log2_decay(corner_high, corner_low, row_high, row_low))
+                decay = log_decay(own_high, own_low, high, low)
+                decay = tl.exp2(decay + log_decay(corner_high, corner_low, row_high, row_low))
                 left = load_tokens(a, batch, head, i, col, inside, D, D_TILE)
                 right = load_tokens(b, batch, head, i, col, inside, DV, DV_TILE)
                 acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, UPCAST)
@@ -79,7 +79,7 @@ def pass_states(
         row = start + tl.arange(0, ROWS)
         inside = row < start + rows
         own_high, own_low = load_potential(beta, batch, head, row, j, inside)
-        decay = tl.exp2(log2_decay(own_high, own_low, high, low))
+        decay = tl.exp2(log_decay(own_high, own_low, high, low))
         left = load_tokens(a, batch, head, row, j, inside, D, D_TILE)
         right = load_tokens(b, batch, head, row, j, inside, DV, DV_TILE)
         acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, UPCAST)
@@ -122,8 +122,8 @@ def read_near(
         row_high, row_low = load_potential(alpha, batch, head, i, corner, here)
         column_high, column_low = load_potential(beta, batch, head, i, corner, here)
         high, low = load_potential(beta, batch, head, reference, corner, here)
-        decay = log2_decay(own_high, own_low, row_high, row_low)
-        decay = tl.exp2(decay + log2_decay(column_high, column_low, high, low))
+        decay = log_decay(own_high, own_low, row_high, row_low)
+        decay = tl.exp2(decay + log_decay(column_high, column_low, high, low))
         read = state_product(
             vectors, load_state(states, index, W, l, D_TILE, DV_TILE), tl.zeros((COLS, DV_TILE), tl.float32), UPCAST
         )
@@ -159,7 +159,7 @@ def read_far(
     read = state_product(
         vectors, load_state(states, index, W, j, D_TILE, DV_TILE), tl.zeros((ROWS, DV_TILE), tl.float32), UPCAST
     )
-    read *= tl.exp2(log2_decay(own_high, own_low, high, low))[:, None]
+    read *= tl.exp2(log_decay(own_high, own_low, high, low))[:, None]
     if second is not None:
         seconds = load_tokens(second, batch, head, row, j, inside, DV, DV_TILE).to(tl.float32)
         add_to_plane(beta_own, 0, batch, head, row, j, inside, tl.sum(read * seconds, 1) * direction)

@@ -1,6 +1,6 @@
 """Pieces that several kernels share: tensors with strides, tiles of tokens, matrix products, decays from potentials.
 
-The decay between tokens a and b of one line is `exp2(-|c_a - c_b|)` with the potentials c of `potentials.py`. Which of
+The log decay between tokens a and b of one line is `-|c_a - c_b|` with the potentials c of `potentials.py`. Which of
 the two comes first is always decided by position, never by comparing potentials: they are equal where a decay is 1.
 """
 
@@ -22,8 +22,11 @@ def field(tensor: Tensor) -> Field:
     return Field(tensor, tensor.stride())
 
 
-LN2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+# The least that an edge counts in a potential, and what the log mask is across such an edge: far below every score.
+CUT = tl.constexpr(-16384.0)
+NEVER = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -36,6 +39,18 @@ def product(a, b, acc, UPCAST: tl.constexpr):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def scores_of(queries, keys, scale, UPCAST: tl.constexpr):
+    """`scale * (queries @ keys^T)`, (queries, keys): the one definition for forward and backward kernels.
+
+    The backward kernels subtract the largest logit that the forward kernel found, so both need the same bits: where a
+    logit is 1e8, one unit in its last place is a factor of e^8. Hence always this order of the operands, and an
+    explicit `fma` for the scale, so that the compiler cannot fuse the product with whatever is added to it later.
+    """
+    zeros = tl.zeros((queries.shape[0], keys.shape[0]), tl.float32)
+    return tl.fma(product(queries, keys.T, zeros, UPCAST), scale, 0.0)
 
 
 @triton.jit
@@ -103,9 +118,18 @@ def load_potential(field, batch, head, row, col, mask):
 
 
 @triton.jit
-def log2_decay(high_a, low_a, high_b, low_b):
-    """log2 of the decay between tokens of one line: high parts are close when it matters, and cancel exactly."""
+def log_decay(high_a, low_a, high_b, low_b):
+    """Log decay between tokens of one line, to the base of the potentials.
+
+    High parts are close when it matters, and cancel exactly.
+    """
     return -tl.abs((high_a - high_b) + (low_a - low_b))
+
+
+@triton.jit
+def with_cuts(log_mask):
+    """A log mask to be added to scores, however large they are: across an edge with a decay of 0 nothing counts."""
+    return tl.where(log_mask <= CUT, NEVER, log_mask)
 
 
 @triton.jit
@@ -116,8 +140,33 @@ def sign_of(a, b):
 
 @triton.jit
 def online_softmax(scores, peak, total):
-    """One step of a running softmax (base 2): weights, correction of what was summed before, new peak, new total."""
+    """One step of a running softmax: weights, correction of what was summed before, new peak, new total."""
     new_peak = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_peak[:, None])
-    correction = tl.exp2(peak - new_peak)
+    weights = tl.exp2((scores - new_peak[:, None]) * LOG2_E)
+    correction = tl.exp2((peak - new_peak) * LOG2_E)
     return weights, correction, new_peak, total * correction + tl.sum(weights, 1)
+
+
+@triton.jit
+def softmax_again(logits, peak, inverse, valid):
+    """The weights of a finished softmax, from its peak and the inverse of its total; 0 where not valid.
+
+    Peak and total are kept apart: in their combination, the log-sum-exp, large logits would round the total away.
+    """
+    return tl.where(valid, tl.exp2((logits - peak) * LOG2_E) * inverse, 0.0)
+
+
+@triton.jit
+def unless_certain(softmax, gradient):
+    """The gradient of a logit; 0 where its weight is exactly 1.
+
+    There the exact gradient is 0, and what rounding leaves would be multiplied with a large key.
+    """
+    return tl.where(softmax == 1.0, 0.0, gradient)
+
+
+@triton.jit
+def load_softmax(stats, softmax, batch, head, row, col, inside):
+    """Peak and inverse total of some queries, for one softmax."""
+    total = load_plane(stats, 2 * softmax + 1, batch, head, row, col, inside)
+    return load_plane(stats, 2 * softmax, batch, head, row, col, inside), 1.0 / tl.where(inside, total, 1.0)

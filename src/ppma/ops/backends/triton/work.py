@@ -44,12 +44,14 @@ class Work:
 
 # Arguments that only the mask needs; `first` is of the second softmax, which only a mask asks for.
 _OF_THE_MASK = {"alpha", "beta", "potential", "moved", "alpha_own", "alpha_corner", "beta_own", "beta_corner", "first"}
-_FOR_EACH_SOFTMAX = {"lse", "delta"}
+_FOR_EACH_SOFTMAX = {"stats": 2, "delta": 1}  # how many numbers of a token
 _KERNELS_OF_THE_MASK = {"line_potentials", "log_decay_gradient"}
 
 # Instructions for an element of a tile of scores, read off the kernels.
 _DIFFERENCE = 3  # of two potentials: high parts, low parts, their sum (the sign is free)
-_SOFTMAX = 3  # maximum, difference, sum
+_SOFTMAX = 4  # maximum, difference, log2(e), sum
+_SOFTMAX_AGAIN = 4  # difference, log2(e), inverse sum, validity
+_CUTS = 2  # a comparison and a choice; the same where a weight is 1
 
 
 def work_of(launch: Launch, mask: bool = True) -> Work:
@@ -72,7 +74,7 @@ def _bytes(arguments: dict[str, Any], mask: bool) -> int:
         if isinstance(value, Field | Tensor) and (mask or name not in _OF_THE_MASK):
             tensor = value.data if isinstance(value, Field) else value
             if not mask and name in _FOR_EACH_SOFTMAX:
-                tensor = tensor[:1]
+                tensor = tensor[: _FOR_EACH_SOFTMAX[name]]
             tensors[(tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), type(value))] = tensor
     band = arguments["rows"] / arguments["beta"].data.shape[3] if "start" in arguments else 1.0
     return sum(
@@ -102,8 +104,8 @@ def _mask_work(a: dict[str, Any], near: bool, far: bool) -> tuple[int, int]:
     if far:
         exponentials += not log
         vector += _DIFFERENCE + 1
-    # Sum of the paths and product with the softmax, or one sum for each path.
-    vector += int(near) + int(far)
+    # Sum of the paths and product with the softmax, or one sum for each path, with its cuts.
+    vector += (int(near) + int(far)) * (1 + _CUTS if log else 1)
     return exponentials, vector
 
 
@@ -124,8 +126,9 @@ def _backward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     softmaxes = {"hadamard": 1, "logit": (near + far) if mask else 1, "linear": 0}[a["MODE"]]
     mask_exponentials, mask_vector = _mask_work(a, near, far) if mask else (0, 0)
     products = 2 * a["D_TILE"] + a["DV_TILE"] * (2 if a["KEY_SIDE"] else 1)
-    # Scale, and for each softmax validity, difference, gradient of the score; rounding of what is multiplied.
-    vector = 1 + 4 * max(1, softmaxes) + (2 if a["KEY_SIDE"] else 1)
+    # Scale, and for each softmax its weights and the gradient of the score; rounding of what is multiplied.
+    of_softmax = _SOFTMAX_AGAIN + 2 + _CUTS if softmaxes else 4
+    vector = 1 + of_softmax * max(1, softmaxes) + (2 if a["KEY_SIDE"] else 1)
     if mask:  # gradients of the log masks and their sums
         vector += mask_vector + 3 * near + 2 * far
     return _attention_pairs(launch, mask), products, softmaxes + mask_exponentials, vector
@@ -139,7 +142,7 @@ def _line_pairs(launch: Launch) -> int:
 def _line_mask_work(a: dict[str, Any], mask: bool) -> tuple[int, int]:
     if not mask:
         return 0, 0
-    return int(a["MODE"] == "hadamard"), _DIFFERENCE + 1
+    return (1, _DIFFERENCE + 1) if a["MODE"] == "hadamard" else (0, _DIFFERENCE + _CUTS + 1)
 
 
 def _line_forward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
@@ -152,10 +155,10 @@ def _line_forward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
 def _line_backward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     a = launch.arguments
     exponentials, vector = _line_mask_work(a, mask)
-    products, vector = a["D_TILE"], vector + 3
+    products, vector = a["D_TILE"], vector + 2 + _SOFTMAX_AGAIN  # scale and rounding
     if a["grad_a"] is not None:
         products += a["D_TILE"] + a["DV_TILE"] * (1 if a["second_other_b"] is None else 2)
-        vector += 3 + (2 if mask else 0)
+        vector += 3 + _CUTS + (2 if mask else 0)
     products += a["DV_TILE"] * sum(a[name] is not None for name in ("grad_b", "second_grad_b"))
     return _line_pairs(launch), products, 1 + exponentials, vector
 

@@ -2,8 +2,6 @@
 //
 // "hadamard": the usual running maximum and sum of the unmasked softmax; the mask multiplies what is accumulated.
 // "logit": one running softmax of scores plus log mask for each path.
-#include <cmath>
-
 #include "attention_tiles.h"
 
 using namespace ppma;
@@ -12,8 +10,8 @@ namespace {
 
 // A running softmax of each query of a block.
 struct Softmax {
-  float *top, *total;  // the largest logit so far, and the sum of exp2(logit - top)
-  float* out;          // queries x dv: the sum of exp2(logit - top) * mask * value
+  float *top, *total;  // the largest logit so far, and the sum of exp(logit - top)
+  float* out;          // queries x dv: the sum of exp(logit - top) * mask * value
 
   Softmax(Arena& arena, int64_t queries, int64_t channels)
       : top(arena.take(queries)), total(arena.take(queries)), out(arena.take(queries * channels)) {}
@@ -26,7 +24,7 @@ struct Softmax {
   // Takes notice of logits up to `seen`; returns what to subtract from them.
   float raise(int64_t query, float seen, int64_t channels) {
     if (seen > top[query]) {
-      float factor = exp2(splat(top[query] - seen))[0];
+      float factor = exp_finite(splat(top[query] - seen))[0];
       top[query] = seen;
       total[query] *= factor;
       float* row = out + query * channels;
@@ -34,24 +32,20 @@ struct Softmax {
     }
     return top[query] == -__builtin_inff() ? 0.0f : top[query];
   }
-
-  float log_sum_exp(int64_t query) const {
-    return (top[query] + std::log2(total[query])) * 0.69314718056f;
-  }
 };
 
-// exp2(row - top) in place for `count` numbers; returns the sum. Writes whole vectors.
+// exp(row - top) in place for `count` numbers; returns the sum. Writes whole vectors.
 float exponentiate(float* row, int64_t count, float top) {
   Vec total{};
   int64_t c = 0;
   for (; c + kLanes <= count; c += kLanes) {
-    Vec p = exp2(load(row + c) - top);
+    Vec p = exp_finite(load(row + c) - top);
     total += p;
     store(row + c, p);
   }
   if (c < count) {
     int rest = static_cast<int>(count - c);
-    Vec p = select(lane_index() < rest, exp2(load(row + c) - top), Vec{});
+    Vec p = select(lane_index() < rest, exp_finite(load(row + c) - top), Vec{});
     total += p;
     store(row + c, p);
   }
@@ -61,7 +55,7 @@ float exponentiate(float* row, int64_t count, float top) {
 template <bool kLogit>
 struct OwnScratch {
   float* queries;    // queries x d
-  float* keys;       // d x keys, times scale and log2(e)
+  float* keys;       // d x keys
   float* values;     // keys x dv
   float* scores[2];  // queries x keys; two if there are two softmaxes
   Softmax softmax[2];
@@ -85,7 +79,7 @@ struct OwnScratch {
 // Where the results go.
 struct Results {
   const View& out;  // (batch, heads, height, width, dv)
-  float* lse;       // (softmaxes, batch, heads, height, width)
+  float* stats;     // (2 * softmaxes, batch, heads, height, width): each one's largest logit and sum of exp(logit - it)
   float* first;     // (batch, heads, height, width, dv): the output of the first of two softmaxes
 };
 
@@ -137,10 +131,8 @@ class Forward {
   void tile(const Run& queries, const Run& keys) {
     int64_t count = keys.tokens(), stride = score_stride(count);
     own_.mask.next(potentials_, queries, keys);
-    head_.pack_transposed(problem_.k, problem_.d, keys, problem_.scale * kLog2E, own_.keys, stride);
     head_.pack(problem_.v, problem_.dv, keys, own_.values);
-    product(rows_of(own_.queries, padded(problem_.d)), {own_.keys, stride}, queries.tokens(), padded(count), problem_.d,
-            Store{own_.scores[0], stride});
+    score_tile(head_, own_.queries, queries.tokens(), keys, own_.keys, own_.scores[0]);
     for (int64_t r = 0; r < queries.rows; ++r)
       for (int64_t j = 0; j < queries.columns; ++j) weigh(r, j, r * queries.columns + j, keys, stride);
     for (int s = 0; s < softmaxes_; ++s)
@@ -224,8 +216,10 @@ class Forward {
     for (int64_t query = 0; query < queries.tokens(); ++query) {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
       int64_t token = heads_before * problem_.tokens() + i * problem_.width + j;
-      for (int s = 0; s < softmaxes_; ++s)
-        results_.lse[s * all * problem_.tokens() + token] = own_.softmax[s].log_sum_exp(query);
+      for (int s = 0; s < softmaxes_; ++s) {
+        results_.stats[2 * s * all * problem_.tokens() + token] = own_.softmax[s].top[query];
+        results_.stats[(2 * s + 1) * all * problem_.tokens() + token] = own_.softmax[s].total[query];
+      }
       float* out = results_.out.at(head_.batch, head_.head, i, j);
       float scales[2];
       for (int s = 0; s < softmaxes_; ++s) scales[s] = 1.0f / own_.softmax[s].total[query];
@@ -254,7 +248,7 @@ class Forward {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_attention(const Problem* problem, const View* out, float* lse, float* first) {
-  Results results{*out, lse, first};
+PPMA_EXPORT int ppma_attention(const Problem* problem, const View* out, float* stats, float* first) {
+  Results results{*out, stats, first};
   return problem->logit ? Forward<true>::run(*problem, results) : Forward<false>::run(*problem, results);
 }

@@ -1,4 +1,4 @@
-// Gradients of vanilla attention, recomputing each tile once from the saved log-sum-exp.
+// Gradients of vanilla attention, recomputing each tile once from the saved maxima and sums of its softmaxes.
 //
 // With P the softmax, G = dout v^T, L and Lt the masks of the two paths, delta = rowsum(dout * out):
 //
@@ -7,6 +7,11 @@
 //
 // X and Xt are the gradients of log L and log Lt. They reach the potentials of the rows' decays through the query's row
 // (L) or the key's row (Lt), and those of the columns' decays at the key's column (L) or the query's column (Lt).
+//
+// A weight of exactly 1 leaves no room for others, and its score has the gradient 0. The formulas above leave the
+// difference of two roundings of the same sum there, which a large key would multiply.
+#include <algorithm>
+
 #include "attention_tiles.h"
 
 using namespace ppma;
@@ -20,7 +25,7 @@ constexpr int64_t kChunksAtLeast = 16;
 constexpr int64_t kChunksOfHead = 8;
 
 int64_t chunks_of(const Problem& problem) {
-  int64_t heads = problem.batch * problem.heads, blocks = query_runs(problem).count();
+  int64_t heads = std::max<int64_t>(problem.batch * problem.heads, 1), blocks = query_runs(problem).count();
   int64_t chunks = (kChunksAtLeast + heads - 1) / heads;
   if (chunks > kChunksOfHead) chunks = kChunksOfHead;
   return chunks < blocks ? chunks : blocks;
@@ -47,10 +52,10 @@ struct ChunkSums {
 template <bool kLogit>
 struct OwnScratch {
   float *queries, *grad_out;      // queries x d, queries x dv
-  float *keys, *keys_transposed;  // keys x d; d x keys, times scale and log2(e)
+  float *keys, *keys_transposed;  // keys x d; d x keys
   float* values_transposed;       // dv x keys, times what a path counts
   float *scores, *grad_map;       // queries x keys: they become the weights and the gradient of the scores
-  float* log_sum[2];              // of each query and softmax, in units of log 2
+  float *top[2], *inverse[2];     // of each query and softmax: the largest logit, and 1 / the sum of exp(logit - it)
   float* delta[2];
   float *of_query_rows, *of_key_rows;  // sums of X and Xt over the tiles' other rows, as the factors of TileMask
   float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
@@ -64,7 +69,8 @@ struct OwnScratch {
         values_transposed(arena.take(problem.dv * score_stride(key_runs.most_tokens()))),
         scores(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
         grad_map(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
-        log_sum{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
+        top{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
+        inverse{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
         delta{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
         of_query_rows(arena.take(query_runs.most_tokens() * padded(key_runs.most_columns()))),
         of_key_rows(arena.take(key_runs.most_rows() * query_runs.most_columns() * padded(key_runs.most_columns()))),
@@ -76,7 +82,7 @@ struct OwnScratch {
 // What the forward pass saved.
 struct Saved {
   const View& out;
-  const float* lse;
+  const float* stats;
   const float* first;
 };
 
@@ -108,9 +114,6 @@ class Backward {
         potentials_(shared.take(GridPotentials::size(problem)), head_),
         chunk_memory_(shared),
         own_(own, problem, query_runs_, key_runs_) {}
-
-  // The softmax over a single key is constant, which rounding would deny.
-  float score_scale() const { return problem_.tokens() == 1 ? 0.0f : problem_.scale; }
 
   ChunkSums chunk_sums(int64_t chunk) const {
     Arena arena = chunk_memory_;
@@ -152,7 +155,7 @@ class Backward {
     }
   }
 
-  // Log-sum-exp and delta of the queries of a block.
+  // What the queries of a block need of their softmaxes.
   void begin_queries(const Run& queries) {
     int64_t all = problem_.batch * problem_.heads * problem_.tokens(), dv = problem_.dv;
     float weight = problem_.path_weight();
@@ -160,11 +163,13 @@ class Backward {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
       int64_t token = ((head_.batch * problem_.heads + head_.head) * problem_.height + i) * problem_.width + j;
       const float* grad = own_.grad_out + query * padded(dv);
-      own_.log_sum[0][query] = saved_.lse[token] * kLog2E;
+      for (int s = 0; s <= two_; ++s) {
+        own_.top[s][query] = saved_.stats[2 * s * all + token];
+        own_.inverse[s][query] = 1.0f / saved_.stats[(2 * s + 1) * all + token];
+      }
       float with_out = dot(grad, head_.at(saved_.out, i, j), dv);
       own_.delta[0][query] = with_out;
       if (two_) {  // out = (first + second) / 2
-        own_.log_sum[1][query] = saved_.lse[all + token] * kLog2E;
         own_.delta[0][query] = weight * dot(grad, saved_.first + token * dv, dv);
         own_.delta[1][query] = with_out - own_.delta[0][query];
       }
@@ -184,10 +189,8 @@ class Backward {
     int64_t count = keys.tokens(), stride = score_stride(count), d = problem_.d, dv = problem_.dv;
     own_.mask.next(potentials_, queries, keys);
     head_.pack(problem_.k, d, keys, own_.keys);
-    head_.pack_transposed(problem_.k, d, keys, problem_.scale * kLog2E, own_.keys_transposed, stride);
     head_.pack_transposed(problem_.v, dv, keys, problem_.path_weight(), own_.values_transposed, stride);
-    product(rows_of(own_.queries, padded(d)), {own_.keys_transposed, stride}, queries.tokens(), padded(count), d,
-            Store{own_.scores, stride});
+    score_tile(head_, own_.queries, queries.tokens(), keys, own_.keys_transposed, own_.scores);
     product(rows_of(own_.grad_out, padded(dv)), {own_.values_transposed, stride}, queries.tokens(), padded(count), dv,
             Store{own_.grad_map, stride});
     for (int64_t r = 0; r < queries.rows; ++r)
@@ -200,7 +203,7 @@ class Backward {
             Store{sums.grad_k + token * padded(d), padded(d), true});
     Tokens grad_q{gradients_.q.at(head_.batch, head_.head, queries.row, queries.column), gradients_.q.stride[3]};
     product(rows_of(own_.grad_map, stride), {own_.keys, padded(d)}, queries.tokens(), padded(d), count,
-            ScaledStore{grad_q.data, grad_q.stride, d, nullptr, score_scale(), !first});
+            ScaledStore{grad_q.data, grad_q.stride, d, nullptr, problem_.scale, !first});
     if (h2v_)
       for (int64_t t = 0; t < keys.rows; ++t)
         add_to_row(queries, keys, own_.of_key_rows + t * queries.columns * width_, keys.row + t, sums);
@@ -213,7 +216,8 @@ class Backward {
     int64_t query = r * queries.columns + j;
     const float* of_query_row = own_.mask.of_query_row(r, j);
     float* sum_of_query_row = own_.of_query_rows + query * width_;
-    float log_sum[2] = {own_.log_sum[0][query], own_.log_sum[two_][query]};
+    float top[2] = {own_.top[0][query], own_.top[two_][query]};
+    float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]};
     float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
     for (int64_t t = 0; t < keys.rows; ++t) {
       float* scores = own_.scores + query * stride + t * keys.columns;
@@ -228,26 +232,28 @@ class Backward {
         Vec score = load(scores + l), grad = load(grad_map + l), x{}, xt{}, weight{}, grad_score;
         if (kLogit) {
           if (v2h_) {
-            Vec p = exp2((score - log_sum[0]) + (load(of_query_row + l) + load(at_keys + l)));
-            x = select(inside, p * (grad - delta[0]), Vec{});
+            Vec logit = score + (load(of_query_row + l) + load(at_keys + l));
+            Vec p = exp_finite(logit - top[0]) * inverse[0];
+            x = select(inside & (p != 1.0f), p * (grad - delta[0]), Vec{});
             weight += p;
           }
           if (h2v_) {
-            Vec p = exp2((score - log_sum[1]) + (load(of_key_row + l) + at_query));
-            xt = select(inside, p * (grad - delta[1]), Vec{});
+            Vec logit = score + (load(of_key_row + l) + at_query);
+            Vec p = exp_finite(logit - top[1]) * inverse[1];
+            xt = select(inside & (p != 1.0f), p * (grad - delta[1]), Vec{});
             weight += p;
           }
           if (two_) weight *= 0.5f;
           grad_score = x + xt;
         } else {
-          Vec p = select(inside, exp2(score - log_sum[0]), Vec{});
+          Vec p = select(inside, exp_finite(score - top[0]) * inverse[0], Vec{});
           Vec v2h = v2h_ ? load(of_query_row + l) * load(at_keys + l) : Vec{};
           Vec h2v = h2v_ ? load(of_key_row + l) * at_query : Vec{};
           Vec weighted = select(inside, p * grad, Vec{});
           x = weighted * v2h;
           xt = weighted * h2v;
           weight = p * (v2h + h2v);
-          grad_score = x + xt - p * delta[0];
+          grad_score = select(p != 1.0f, x + xt - p * delta[0], Vec{});
         }
         store(scores + l, select(inside, weight, score));
         store(grad_map + l, select(inside, grad_score, grad));
@@ -314,7 +320,7 @@ class Backward {
       add(sums.alpha, more.alpha, first_token, problem_.width);
       add(sums.beta, more.beta, first_token, problem_.width);
     }
-    write_row(i, sums.grad_k, problem_.d, score_scale(), gradients_.k);
+    write_row(i, sums.grad_k, problem_.d, problem_.scale, gradients_.k);
     write_row(i, sums.grad_v, problem_.dv, 1.0f, gradients_.v);
     log_decay_gradient(sums.alpha + first_token, 1, head_.at(problem_.log_alpha, i, 0), problem_.log_alpha.stride[3],
                        problem_.width, gradients_.log_alpha.at(head_.batch, head_.head, i, 0),
@@ -356,8 +362,8 @@ class Backward {
 }  // namespace
 
 PPMA_EXPORT int ppma_attention_backward(const Problem* problem, const Gradients* gradients, const View* out,
-                                        const float* lse, const float* first) {
-  Saved saved{*out, lse, first};
+                                        const float* stats, const float* first) {
+  Saved saved{*out, stats, first};
   return problem->logit ? Backward<true>::run(*problem, *gradients, saved)
                         : Backward<false>::run(*problem, *gradients, saved);
 }

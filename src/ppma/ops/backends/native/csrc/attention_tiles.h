@@ -103,19 +103,8 @@ class GridPotentials {
 
   GridPotentials(float* memory, const Head& head) : memory_(memory), head_(head) {}
 
-  // Done by the team together; all wait until it is done.
-  void fill(Team team) {
-    const Problem& problem = head_.problem;
-    team.share(problem.height + 1, [&](int64_t i) {
-      if (i < problem.height) {
-        Potentials::fill(of_row(i), head_.at(problem.log_alpha, i, 0), problem.log_alpha.stride[3], problem.width);
-      } else {
-        ColumnPotentials::fill(of_row(i), head_.at(problem.log_beta, 0, 0), problem.log_beta.stride[2],
-                               problem.log_beta.stride[3], problem.height, problem.width);
-      }
-    });
-    team.barrier();
-  }
+  // Done by the team together; all wait until it is done. To base e for "logit", else to base 2.
+  void fill(Team team);
 
   Potentials row(int64_t i) const { return {of_row(i), head_.problem.width}; }
   ColumnPotentials columns() const {
@@ -129,7 +118,17 @@ class GridPotentials {
   Head head_;
 };
 
-// The factors of the masks of one tile, or their log2 if kLog. Vectors behind the last column may be read, not used.
+// The scores (queries x keys, rows `score_stride` apart) of a block of packed queries and a tile of keys, which are packed
+// to `keys_transposed` (d x keys) on the way.
+//
+// The backward pass subtracts the largest logit that the forward pass found, so both need the same bits: a difference of
+// one unit in the last place of a logit of 1e8 is a factor of e^8. Hence this and `GridPotentials::fill` are compiled once,
+// in attention_tiles.cpp, for both; inlined twice, their products and sums might be fused differently. From here to the
+// exponential there are only sums, in the same order, which the compiler must leave alone.
+void score_tile(const Head& head, const float* queries, int64_t count, const Run& keys, float* keys_transposed,
+                float* scores);
+
+// The factors of the masks of one tile, or their natural logarithms if kLog. Vectors behind the last column may be read, not used.
 template <bool kLog>
 class TileMask {
  public:

@@ -196,7 +196,8 @@ template <int K, bool kGelu>
 int backward(const View& grad, const View& x, const float* weight, bool own_base, const View& grad_x,
              float* grad_weight, float* grad_bias, const Shape& shape, int threads) {
   constexpr int64_t kSums = (K * K + 1) * kBlock;
-  auto* partial = static_cast<double*>(std::calloc(shape.tasks() * kSums, sizeof(double)));
+  // One more than needed: of nothing calloc may return null.
+  auto* partial = static_cast<double*>(std::calloc(shape.tasks() * kSums + 1, sizeof(double)));
   bool failed = !partial;
   if (failed) return 1;
   parallel_for(shape.tasks(), threads, [&](int64_t index) {

@@ -14,7 +14,7 @@ namespace ppma {
 // Memory for the map of a line of up to `n` tokens. Matrices have rows padded to whole vectors.
 struct LineScratch {
   float* queries;     // n x d
-  float* keys;        // d x n, times scale and log2(e)
+  float* keys;        // d x n
   float* decays;      // n x n
   float* potentials;
 
@@ -25,17 +25,19 @@ struct LineScratch {
         potentials(arena.take(Potentials::size(n))) {}
 };
 
-// Scores in units of log 2, logits once the log mask is added; -inf in what pads a row.
+// Scores, logits once the log mask is added; -inf in what pads a row. They are natural, and the scale comes after the
+// product: scores that float32 can hold keep their exact distances, however large they are.
 template <bool kLogit>
 inline void line_scores(const Line& line, const LineScratch& scratch, float* scores) {
   const Problem& problem = line.problem;
   int64_t n = line.size(), width = padded(n);
   Tokens q = line.of(problem.q), k = line.of(problem.k), log_decay = line.of(line.log_decay());
   pack_rows(q.data, q.stride, n, problem.d, scratch.queries);
-  pack_columns(k.data, k.stride, n, problem.d, problem.scale * kLog2E, scratch.keys, width);
-  product(rows_of(scratch.queries, padded(problem.d)), {scratch.keys, width}, n, width, problem.d, Store{scores, width});
+  pack_columns(k.data, k.stride, n, problem.d, 1.0f, scratch.keys, width);
+  product(rows_of(scratch.queries, padded(problem.d)), {scratch.keys, width}, n, width, problem.d,
+          ScoreStore{scores, width, problem.scale});
 
-  Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n);
+  Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n, kLogit ? Base::kE : Base::kTwo);
   Potentials potentials(scratch.potentials, n);
   IntVec inside = lane_index() < static_cast<int>(n - (width - kLanes));
   for (int64_t j = 0; j < n; ++j) {
@@ -55,7 +57,7 @@ inline float exponentiate(float* row, int64_t width, const float* factors) {
   float largest_score = largest(top);
   Vec total{};
   for (int64_t l = 0; l < width; l += kLanes) {
-    Vec p = exp2(load(row + l) - largest_score);
+    Vec p = exp_finite(load(row + l) - largest_score);
     total += p;
     store(row + l, factors ? p * load(factors + l) : p);
   }

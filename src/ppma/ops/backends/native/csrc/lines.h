@@ -1,8 +1,8 @@
 // One grid line: log-decays to potentials, and blocks of its decay matrix.
 //
 // Edge m lies between tokens m - 1 and m; edge 0 lies outside the line, and what stands there is never read. The decay
-// matrix is D[j][l] = product of the decays of the edges between j and l, and log2 D[j][l] = -|c[j] - c[l]| with the
-// potentials c[m] = sum of log2 of the decays up to edge m.
+// matrix is D[j][l] = product of the decays of the edges between j and l, and log D[j][l] = -|c[j] - c[l]| with the
+// potentials c[m] = sum of the logarithms of the decays up to edge m.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,23 @@ namespace ppma {
 // As CUT_BELOW of ppma/ops/lines.py: such an edge is a cut (decay 0), counted and not summed.
 constexpr float kCutBelow = -1e4f;
 
-// A running sum of log2 of decays, cuts left out.
+// The base of the logarithms: 2 where they become decays, e where they are added to scores.
+enum class Base { kTwo, kE };
+
+constexpr double per_nat(Base base) { return base == Base::kTwo ? 1.4426950408889634 : 1.0; }
+
+// A running sum of logarithms of decays, cuts left out.
 struct RunningPotential {
+  double factor;
   double sum = 0.0;
   float cuts = 0.0f;
+
+  explicit RunningPotential(Base base) : factor(per_nat(base)) {}
 
   void step(float log) {
     bool cut = log < kCutBelow;
     cuts += cut;
-    sum += cut ? 0.0 : log * 1.4426950408889634;
+    sum += cut ? 0.0 : log * factor;
   }
 };
 
@@ -39,10 +47,10 @@ class Potentials {
   // How many floats a line of `n` tokens takes.
   static int64_t size(int64_t n) { return 3 * (n + kLanes); }
 
-  // Reads the log-decays log[0], log[stride], ...
-  static void fill(float* memory, const float* log, int64_t stride, int64_t n) {
+  // Reads the natural log-decays log[0], log[stride], ...
+  static void fill(float* memory, const float* log, int64_t stride, int64_t n, Base base) {
     float *high = memory, *low = high + n + kLanes, *cuts = low + n + kLanes;
-    RunningPotential potential;
+    RunningPotential potential(base);
     for (int64_t m = 0; m < n; ++m) {
       if (m > 0) potential.step(log[m * stride]);
       high[m] = static_cast<float>(potential.sum);
@@ -56,12 +64,13 @@ class Potentials {
   Potentials(const float* memory, int64_t n)
       : high_(memory), low_(high_ + n + kLanes), cuts_(low_ + n + kLanes), any_cuts_(cuts_[n - 1] > 0.0f) {}
 
-  // log2 of D between token j and the kLanes tokens from l on; -inf across a cut.
+  // The logarithm of D between token j and the kLanes tokens from l on; -inf across a cut.
   Vec log_decay(int64_t j, int64_t l) const {
     Vec log = minus_distance(load(high_ + l) - high_[j], load(low_ + l) - low_[j]);
     return any_cuts_ ? select(load(cuts_ + l) == cuts_[j], log, splat(-__builtin_inff())) : log;
   }
 
+  // D itself, from logarithms to base 2.
   Vec decay(int64_t j, int64_t l) const { return exp2(log_decay(j, l)); }
 
  private:
@@ -77,12 +86,12 @@ class ColumnPotentials {
   // How many floats a grid takes.
   static int64_t size(int64_t height, int64_t width) { return 3 * height * (width + kLanes); }
 
-  // Reads log-decays `row_stride` and `column_stride` apart.
+  // Reads natural log-decays `row_stride` and `column_stride` apart.
   static void fill(float* memory, const float* log, int64_t row_stride, int64_t column_stride, int64_t height,
-                   int64_t width) {
+                   int64_t width, Base base) {
     int64_t stride = width + kLanes, part = height * stride;
     for (int64_t c = 0; c < stride; ++c) {
-      RunningPotential potential;
+      RunningPotential potential(base);
       for (int64_t i = 0; i < height; ++i) {
         if (i > 0 && c < width) potential.step(log[i * row_stride + c * column_stride]);
         float* at = memory + i * stride + c;
@@ -97,7 +106,7 @@ class ColumnPotentials {
   ColumnPotentials(const float* memory, int64_t height, int64_t width)
       : memory_(memory), stride_(width + kLanes), part_(height * stride_) {}
 
-  // log2 of the decay between rows i and k in the kLanes columns from c on; -inf across a cut.
+  // The logarithm of the decay between rows i and k in the kLanes columns from c on; -inf across a cut.
   Vec log_decay(int64_t i, int64_t k, int64_t c) const {
     const float *a = memory_ + i * stride_ + c, *b = memory_ + k * stride_ + c;
     Vec log = minus_distance(load(a) - load(b), load(a + part_) - load(b + part_));
@@ -110,7 +119,7 @@ class ColumnPotentials {
   int64_t part_;
 };
 
-// D[j][l] or its log2 for j in [row, row + rows) and l in [column, column + columns), to rows `stride` apart. Written in
+// D[j][l] or its logarithm for j in [row, row + rows) and l in [column, column + columns), to rows `stride` apart. Written in
 // whole vectors; what stands behind the last column is not meant to be read.
 inline void log_decay_block(const Potentials& line, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to,
                             int64_t stride) {

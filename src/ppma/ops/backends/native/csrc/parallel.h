@@ -147,6 +147,7 @@ void together(int threads, Body body) {
 // each task in turn as one team; else every thread takes tasks for itself. Returns 1 if there is no memory.
 template <class Body>
 int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, size_t own_floats, Body body) {
+  if (tasks == 0) return 0;
   bool in_turn = threads > 1 && shares >= threads && tasks < 4 * threads && tasks % threads != 0;
   float* common = in_turn ? Scratch::floats<1>(shared_floats) : nullptr;
   std::atomic<bool> failed{in_turn && !common};
@@ -175,6 +176,7 @@ int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, 
 // Runs body(index) for every index of [0, count), on up to `threads` threads.
 template <class Body>
 void parallel_for(int64_t count, int threads, Body body) {
+  if (count == 0) return;
   if (threads > count) threads = static_cast<int>(count);
 #if defined(_OPENMP)
   if (threads > 1) {

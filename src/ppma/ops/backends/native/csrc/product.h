@@ -98,6 +98,15 @@ struct Store {
   }
 };
 
+// Stores whole vectors, times `scale`.
+struct ScoreStore {
+  float* to;
+  int64_t stride;
+  float scale;
+
+  void operator()(int64_t row, int64_t column, Vec x) const { store(to + row * stride + column, x * scale); }
+};
+
 // Scales each row and stores or adds the first `columns` numbers of it, leaving the memory behind them alone.
 struct ScaledStore {
   float* to;
