@@ -140,8 +140,6 @@ class Case:
             batch = torch.broadcast_shapes(*batches)
             canonical = [
                 t.expand(*batch, *t.shape[len(own) :]).reshape(1, -1, *t.shape[len(own) :])
-                if 0 not in batch
-                else t.new_zeros(1, 0, *t.shape[len(own) :]) + 0 * t.sum()
                 for t, own in zip(tensors, batches, strict=True)
             ]
             out = self._dense(*canonical)
@@ -195,7 +193,7 @@ class Case:
         ]
 
     def check(self):
-        if any(leaf.numel() == 0 for leaf in self.leaves) or 0 in self.batch:
+        if any(view(leaf).numel() == 0 for view, leaf in zip(self.views, self.leaves, strict=True)):
             self._check_empty()
             return
         working = torch.finfo(torch.float64 if self.dtype == torch.float64 else torch.float32)
