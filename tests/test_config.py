@@ -1,5 +1,6 @@
 """Configurations name the key that is wrong, and the nearest right one."""
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -77,7 +78,8 @@ def test_written_configurations_read_back(tmp_path):
     assert configs.build(RunConfig, configs.read(tmp_path / "config.yaml")) == run
 
 
-LAUGHS = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefghijklmnopqrstuvw", "bcdefghijklmnopqrstuvwx"))
+LETTERS = "abcdefghijklmnopqrs"
+LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in itertools.pairwise(LETTERS))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_what_a_run_writes(tmp_path):
     trainer = run(tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
     weights = {"last.safetensors", "best.safetensors"}
-    assert written == weights | {"config.yaml", "metrics.csv", "checkpoints", "curves.png", "summary.json"}
+    assert written == weights | {"config.yaml", "metrics.csv", "checkpoints", "curves.png", "summary.json", ".lock"}
     summary = json.loads((tmp_path / "summary.json").read_text())
     rows = read_rows(tmp_path / "metrics.csv")
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21, 24]

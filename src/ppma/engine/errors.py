@@ -1,5 +1,7 @@
 """How a run can fail. Each error is one line for the user; the command line prints it and leaves with `exit_code`."""
 
+import signal
+
 
 class RunError(RuntimeError):
     """A run that could not go on, or could not keep its results.
@@ -35,4 +37,4 @@ class StoppedError(RunError):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.signal = number
-        self.exit_code = 128 + number
+        self.exit_code = 128 + (number or signal.SIGTERM)  # 0: another process of the run was asked

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ppma.engine import checkpoint
 from ppma.engine.distributed import World
+from ppma.engine.log import METRICS
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
-METRICS = "metrics.csv"
 EVENTS = "tensorboard"
 LAST, BEST = "last.safetensors", "best.safetensors"
 SUMMARY = "summary.json"
@@ -77,7 +77,8 @@ def _lock(run: Path) -> Iterator[None]:
         if not _lock_file(descriptor):
             holder = os.read(descriptor, 100).decode(errors="replace").strip()
             raise ValueError(
-                f"out: {run} is in use by another run (process {holder or 'unknown'}); wait for it or choose another folder"
+                f"out: {run} is in use by another run (process {holder or 'unknown'}); "
+                "wait for it or choose another folder"
             )
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
