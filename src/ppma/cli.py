@@ -5,13 +5,14 @@ Both are named here and imported when the command is used, so that `ppma --help`
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ppma
-from ppma.engine.errors import RunError
+from ppma.engine.errors import RunError, StoppedError
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ppma.BackendUnavailableError) as error:
         _print_error(name, error)
     except RunError as error:
-        _print_error(name, error)
+        if not isinstance(error, StoppedError) or os.environ.get("RANK", "0") == "0":  # all processes stop
+            _print_error(name, error)
         return error.exit_code
     except KeyboardInterrupt as stop:
         _print_error(name, str(stop) or "interrupted")

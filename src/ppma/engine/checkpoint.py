@@ -36,7 +36,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Read a training state, on the CPU; every part is checked against its checksum."""
     if not path.is_file():
-        raise FileNotFoundError(f"checkpoint: expected a file, found none at {path}")
+        found = "a folder" if path.is_dir() else "none"
+        raise FileNotFoundError(f"checkpoint: expected a file, found {found} at {path}")
     try:
         with zipfile.ZipFile(path) as archive:
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):

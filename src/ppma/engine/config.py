@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from timm.optim import list_optimizers
+from timm.optim import get_optimizer_info, list_optimizers
 
 from ppma.config import require
 
@@ -24,7 +24,7 @@ class OptimizerConfig:
     """An optimizer of timm's factory; biases, norms and what the model excludes take no weight decay.
 
     Attributes:
-        name: as timm's `create_optimizer_v2` knows it.
+        name: as timm's `create_optimizer_v2` knows it; those of second order are refused.
         weight_decay: of the other parameters.
         eps: of AdamW.
         betas: of AdamW.
@@ -38,11 +38,11 @@ class OptimizerConfig:
     layer_decay: float | None = None
 
     def __post_init__(self) -> None:
-        known = list_optimizers()
+        known = [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
         wanted = self.name[:100].lower().split("_")[-1]  # timm reads lookahead_NAME too
         near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        require(wanted in known, "name", f"an optimizer that timm knows{hint}", self.name)
+        require(wanted in known, "name", f"a first-order optimizer that timm knows{hint}", self.name)
         require(self.weight_decay >= 0, "weight_decay", "a number >= 0", self.weight_decay)
         require(self.eps > 0, "eps", "a number > 0", self.eps)
         require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)

@@ -188,9 +188,11 @@ class Trainer:
         config, then = self.config, state["config"]
         misfit = checkpoint.misfit(state["model"], self.model.state_dict())
         if misfit:
-            raise configs.ConfigError(
-                f"resume: expected a checkpoint of this model ({config.model}), got one of {then['model']}: {misfit}"
+            ours, theirs = (
+                f"{model} {configs.shown(changes)}"
+                for model, changes in ((config.model, config.model_args), (then["model"], then["model_args"]))
             )
+            raise configs.ConfigError(f"resume: expected a checkpoint of {ours}, got one of {theirs}: {misfit}")
         optimizer = then["optimizer"]["name"]
         configs.require(
             optimizer == config.optimizer.name,

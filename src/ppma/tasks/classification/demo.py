@@ -59,6 +59,8 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
 
 def _check_folder(out: Path) -> None:
     """Refuse a folder that is neither new nor of an earlier run."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: expected a folder, got the file {out}")
     if out.exists() and not (out / CONFIG).is_file() and {path.name for path in out.iterdir()} - {LOCK}:
         raise ValueError(f"out: expected a new folder or an earlier run, {out} holds something else")
 
