@@ -241,6 +241,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
         require(math.isfinite(number), key, "a finite number", value)
         return number
     if kind is not float and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        require(kind is not int or abs(value) < 2**63, key, "a whole number of at most 64 bits", value)
         return value
     names = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     raise ConfigError(f"{key}: expected {names[kind]}, got {shown(value)}")
