@@ -7,6 +7,7 @@ import pytest
 
 import ppma
 from ppma import cli
+from ppma.engine.errors import IncompleteRunError, LoaderDiedError, StoppedError
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -59,6 +60,28 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setitem(cli.COMMANDS, "bench", cli.Command("", "package_that_is_not_there", "", ""))
     assert cli.main(["bench"]) == 2
     assert "needs the package 'package_that_is_not_there'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ValueError("a:\n  b"), 2, "ppma example: a: b"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "ppma example: /x: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "ppma example: No space left on device"),
+        (IncompleteRunError("weights missing"), 1, "ppma example: weights missing"),
+        (LoaderDiedError("killed"), 2, "ppma example: killed"),
+        (StoppedError("stopped at step 3", 15), 143, "ppma example: stopped at step 3"),
+        (KeyboardInterrupt(), 130, "ppma example: interrupted"),
+        (KeyboardInterrupt("interrupted; go on"), 130, "ppma example: interrupted; go on"),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_code(monkeypatch, capsys, error, code, line):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr("ppma.explore.command.example", fail)
+    assert cli.main(["example"]) == code
+    assert capsys.readouterr().err == line + "\n"
 
 
 def test_example_prints_the_mask(capsys):

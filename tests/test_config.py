@@ -1,5 +1,6 @@
 """Configurations name the key that is wrong, and the nearest right one."""
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -22,7 +23,21 @@ VALID = {"task": "t", "model": "m", "epochs": 2, "batch_size": 4, "lr": 0.1, "sc
         ("lr=fast", r"lr: expected a number, got 'fast'"),
         ("lr=true", r"lr: expected a number, got True"),
         ("lr=-1", r"lr: expected a number > 0, got -1.0"),
-        ("lr=nan", r"lr: expected a number > 0, got nan"),
+        ("lr=nan", r"lr: expected a finite number, got 'nan'"),
+        ("lr=null", r"lr: expected a number, got None"),
+        ("lr=[1]", r"lr: expected a number, got \[1\]"),
+        ("epochs=.inf", r"epochs: expected a finite number, got inf"),
+        ("epochs=1e400", r"epochs: expected a finite number, got '1e400'"),
+        ("epochs=1e30", r"epochs: expected at most 1,000,000, got 1e\+30"),
+        ("epochs=-1", r"epochs: expected a number > 0, got -1.0"),
+        (f"epochs=1{'0' * 400}", r"epochs: expected a finite number, got 1000\d*\.\.\.0+$"),
+        (f"epochs=1{'0' * 5000}", r"--set epochs: not valid YAML: Exceeds the limit"),
+        ("workers=100000", r"workers: expected at most 1,000, got 100000"),
+        ("optimizer.name=adamww", r"optimizer.name: expected .*did you mean 'adamw'\?\), got 'adamww'"),
+        ("optimizer.betas=[0.9, 1]", r"optimizer.betas: expected two numbers in \[0, 1\), got \(0.9, 1.0\)"),
+        ("ema={decay: 0.9, reference_batch: 0}", r"ema.reference_batch: expected at least 1, got 0"),
+        ("schedule.min_lr=-1", r"schedule.min_lr: expected a number >= 0, got -1.0"),
+        ("1=2", r"run.yaml: '1': unknown key"),
         ("batch_size=1.5", r"batch_size: expected a whole number, got 1.5"),
         ("model=3", r"model: expected text, got 3"),
         ("deterministic=1", r"deterministic: expected true or false, got 1"),
@@ -45,6 +60,12 @@ def test_override_reads_yaml_and_reaches_into_sections():
     assert VALID["schedule"] == {"name": "poly"}
 
 
+def test_override_leaves_sections_behind_an_alias_alone():
+    section = {"name": "poly"}
+    changed = configs.override({"a": section, "b": section}, ["a.name=cosine"])
+    assert changed == {"a": {"name": "cosine"}, "b": {"name": "poly"}}
+
+
 @pytest.mark.parametrize("assignment", ["lr", "=3", "lr=[1"])
 def test_override_needs_key_and_value(assignment):
     with pytest.raises(configs.ConfigError, match="--set"):
@@ -57,15 +78,51 @@ def test_written_configurations_read_back(tmp_path):
     assert configs.build(RunConfig, configs.read(tmp_path / "config.yaml")) == run
 
 
-def test_files_that_are_no_configuration(tmp_path):
+LETTERS = "abcdefghijklmnopqrs"
+LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in itertools.pairwise(LETTERS))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- 1", r"expected a mapping of keys to values, got \[1\]"),
+        (b"word", r"expected a mapping of keys to values, got 'word'"),
+        (b"", r"expected a mapping of keys to values, got an empty file"),
+        (b"# nothing\n", r"got an empty file"),
+        (b"a: [", r"not valid YAML: .*\(line 1, column 5\)"),
+        (b"lr: 1\nlr: 2\n", r"not valid YAML: the key 'lr' twice \(line 2, column 1\)"),
+        (b"data: {root: a, root: b}", r"the key 'root' twice"),
+        (b"\x89PNG\r\n", r"expected text in UTF-8, got b'\\x89'"),
+        (b"a: \x00", r"not valid YAML: special characters are not allowed"),
+        (b"a: !!python/object/apply:os.system [ls]", r"could not determine a constructor"),
+        (b"a: 2020-13-45", r"not valid YAML: month must be in 1..12"),
+        (b"a: &a [*a]", r"expected plain values, got a section within itself"),
+        (b"a: " + b"[" * 30 + b"]" * 30, r"at most 20 sections within each other"),
+        (b"[" * 100_000, r"at most 20 sections within each other"),
+        (LAUGHS.encode(), r"at most 20000 values|at most 20 sections"),
+        (b"#" * (1 << 17) + b"\n", r"expected a YAML file of at most 131,072 bytes, got 131,073"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else value[:20],
+)
+def test_files_that_are_no_configuration(tmp_path, content, message):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(configs.ConfigError, match=message) as caught:
+        configs.read(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there(tmp_path):
     with pytest.raises(configs.ConfigError, match="found none at"):
         configs.read(tmp_path / "none.yaml")
-    (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(configs.ConfigError, match="expected a mapping"):
-        configs.read(tmp_path / "list.yaml")
-    (tmp_path / "broken.yaml").write_text("a: [")
-    with pytest.raises(configs.ConfigError, match="not valid YAML"):
-        configs.read(tmp_path / "broken.yaml")
+    with pytest.raises(configs.ConfigError, match="found a folder at"):
+        configs.read(tmp_path)
+
+
+def test_merged_sections_are_no_duplicates(tmp_path):
+    (tmp_path / "run.yaml").write_text("base: &b {x: 1, y: 2}\nmine: &m {<<: *b, x: 3}\nother: {<<: *m, y: 4}\n")
+    assert configs.read(tmp_path / "run.yaml")["other"] == {"x": 3, "y": 4}
 
 
 def test_differences_are_told_by_key():

@@ -1,5 +1,6 @@
 """Files that are never half-written."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,9 +14,10 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the name that the user knows
     if os.name == "nt":  # Windows opens no folders
         return
     folder = os.open(path.parent, os.O_RDONLY)

@@ -5,11 +5,14 @@ Both are named here and imported when the command is used, so that `ppma --help`
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ppma
+from ppma.engine.errors import RunError, StoppedError
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    """Run a command; a user's mistake is one line on stderr and exit code 2, a run that failed is one line and 1."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = _parser().parse_args(words[:1]).command
     command = COMMANDS[name]
@@ -105,9 +108,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return getattr(module, command.run)(parser.parse_args(_one_by_one(words[1:])))
     except ModuleNotFoundError as error:
         print(f"ppma {name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
-    except (ValueError, FileNotFoundError, ppma.BackendUnavailableError) as error:
-        print(f"ppma {name}: {error}", file=sys.stderr)
+    except (ValueError, OSError, ppma.BackendUnavailableError) as error:
+        _print_error(name, error)
+    except RunError as error:
+        if not isinstance(error, StoppedError) or os.environ.get("RANK", "0") == "0":  # all processes stop
+            _print_error(name, error)
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        _print_error(name, str(stop) or "interrupted")
+        return 128 + signal.SIGINT
     return 2
+
+
+def _print_error(name: str, error: Exception | str) -> None:
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    print(f"ppma {name}: {' '.join(text.split())}", file=sys.stderr)
 
 
 def _one_by_one(words: Sequence[str]) -> list[str]:

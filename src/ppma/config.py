@@ -7,6 +7,8 @@ A schema is a frozen dataclass whose field types say what a key takes: numbers, 
 
 import dataclasses
 import difflib
+import math
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,28 +19,103 @@ import yaml
 
 Schema = TypeVar("Schema")
 
+# Far above any honest file; beyond it a file is damaged, or made to exhaust whoever reads it.
+MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1 << 17, 20, 20_000
+
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key."""
+    """A configuration that cannot be used; the message, one line, names the key."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
 
 
 def require(condition: bool, key: str, expected: str, got: object) -> None:
     """Raise a ConfigError about `key` unless the condition holds."""
     if not condition:
-        raise ConfigError(f"{key}: expected {expected}, got {got!r}")
+        raise ConfigError(f"{key}: expected {expected}, got {shown(got)}")
+
+
+def shown(value: object) -> str:
+    """A value in a message: on one line, and short."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 120, 120, 40
+_SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxdict = 8
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and no key twice."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key {shown(key.value)} twice", key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return node
+
+
+def _parse(text: str, source: str) -> Any:
+    """The value of a YAML text."""
+    try:
+        value = yaml.load(text, _Loader)
+        _check_size(value)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(f"{source}: not valid YAML: {problem[:200]}{where}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: expected at most {MAX_DEPTH} sections within each other, got more") from None
+    except (ValueError, OverflowError, TypeError) as error:  # numbers and dates that YAML has and Python has not
+        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    return value
+
+
+def _check_size(value: Any) -> None:
+    """Refuse what would be endless, or endlessly large, once its aliases are written out."""
+    counted: dict[int, int] = {}
+
+    def count(part: Any, above: tuple[int, ...]) -> int:
+        if not isinstance(part, list | dict | set | tuple):
+            return 1
+        if id(part) in above:
+            raise ConfigError("expected plain values, got a section within itself")
+        if len(above) >= MAX_DEPTH:
+            raise ConfigError(f"expected at most {MAX_DEPTH} sections within each other, got more")
+        if id(part) not in counted:
+            inner = [*part.keys(), *part.values()] if isinstance(part, dict) else part
+            counted[id(part)] = 1 + sum(count(item, (*above, id(part))) for item in inner)
+            if counted[id(part)] > MAX_VALUES:
+                raise ConfigError(f"expected at most {MAX_VALUES} values, got more")
+        return counted[id(part)]
+
+    count(value, ())
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"config: expected a YAML file, found none at {path}")
+        found = "a folder" if path.is_dir() else "none"
+        raise ConfigError(f"config: expected a YAML file, found {found} at {path}")
+    if path.stat().st_size > MAX_BYTES:
+        raise ConfigError(f"{path}: expected a YAML file of at most {MAX_BYTES:,} bytes, got {path.stat().st_size:,}")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(values).__name__}")
+        values = _parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected text in UTF-8, got {error.object[error.start : error.end]!r}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if values is None:
+        raise ConfigError(f"{path}: expected a mapping of keys to values, got an empty file")
+    require(isinstance(values, dict), str(path), "a mapping of keys to values", values)
     return values
 
 
@@ -49,21 +126,18 @@ def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         >>> override({"lr": 1, "data": {"root": "a"}}, ["lr=1e-3", "data.root=b", "ema=null"])
         {'lr': '1e-3', 'data': {'root': 'b'}, 'ema': None}
     """
-    result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    result = _plain(values)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set: expected key=value, got {assignment!r}")
+            raise ConfigError(f"--set: expected key=value, got {shown(assignment)}")
         *sections, last = key.strip().split(".")
         target = result
         for section in sections:
             if not isinstance(target.get(section), dict):
                 target[section] = {}
             target = target[section]
-        try:
-            target[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {key}: expected a YAML value, got {text!r}") from None
+        target[last] = _parse(text, f"--set {key}")
     return result
 
 
@@ -99,7 +173,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             changes += differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            changes.append(f"{prefix}{key}: {before!r} -> {after!r}")
+            changes.append(f"{prefix}{key}: {shown(before)} -> {shown(after)}")
     return changes
 
 
@@ -116,9 +190,9 @@ def _section(schema: Any, values: Any, prefix: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(schema)}
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(key)[:100], fields, n=1, cutoff=0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"valid keys: {', '.join(fields)}"
-            raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
+            raise ConfigError(f"{prefix}{_name(key)}: unknown key; {hint}")
     for name, field in fields.items():
         if name not in values and _required(field):
             raise ConfigError(f"{prefix}{name}: missing key")
@@ -127,6 +201,10 @@ def _section(schema: Any, values: Any, prefix: str) -> Any:
         return schema(**checked)
     except ConfigError as error:
         raise ConfigError(f"{prefix}{error}") from None
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) and key.isidentifier() and len(key) < 100 else shown(key)
 
 
 def _required(field: dataclasses.Field) -> bool:
@@ -144,7 +222,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _section(kind, value, f"{key}.")
     if origin is Literal:
-        near = difflib.get_close_matches(str(value).lower(), [str(word) for word in arguments], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(str(value)[:100].lower(), [str(word) for word in arguments], n=1, cutoff=0.4)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         require(value in arguments, key, f"one of {', '.join(map(repr, arguments))}{hint}", value)
         return value
@@ -155,13 +233,18 @@ def _value(kind: Any, value: Any, key: str) -> Any:
         return dict(value)
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            return float(value)
+            number = float(value)
+        except OverflowError:
+            number = math.inf
         except ValueError:
-            pass
-    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            raise ConfigError(f"{key}: expected a number, got {shown(value)}") from None
+        require(math.isfinite(number), key, "a finite number", value)
+        return number
+    if kind is not float and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        require(kind is not int or abs(value) < 2**63, key, "a whole number of at most 64 bits", value)
         return value
     names = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
-    raise ConfigError(f"{key}: expected {names[kind]}, got {value!r}")
+    raise ConfigError(f"{key}: expected {names[kind]}, got {shown(value)}")
 
 
 def _tuple(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
-from ppma.engine import distributed
+from ppma.engine import distributed, folder
 from ppma.engine.config import RunConfig
 from ppma.engine.task import BrokenSampleError, Metrics, Task
 from ppma.engine.trainer import Trainer
@@ -147,7 +147,7 @@ def make(*assignments: str) -> StandIn:
 
 def run(out: Path, *assignments: str, resume: str = "none", **kwargs) -> Trainer:
     optimizer_steps.count = 0
-    with distributed.world() as world:
+    with distributed.world() as world, folder.reserve(Path(out), world):
         trainer = Trainer(make(*assignments), Path(out), world, resume=resume, tensorboard=False, **kwargs)
         trainer.train()
     return trainer

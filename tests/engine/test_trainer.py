@@ -13,21 +13,27 @@ import timm
 import torch
 from processes import Program, program
 from safetensors.torch import load_file
-from stand_in import StandIn, run
+from stand_in import StandIn, make, run
 
 import ppma
 from ppma.config import ConfigError
 from ppma.engine import checkpoint
-from ppma.engine.evaluation import TooManyBrokenError
+from ppma.engine.errors import (
+    IncompleteRunError,
+    LoaderDiedError,
+    NonFiniteLossError,
+    StoppedError,
+    TooManyBrokenError,
+)
 from ppma.engine.log import MetricsLog, read_rows
-from ppma.engine.trainer import NonFiniteLossError
+from ppma.engine.optim import make_ema
 
 
 def test_what_a_run_writes(tmp_path):
     trainer = run(tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
     weights = {"last.safetensors", "best.safetensors"}
-    assert written == weights | {"config.yaml", "metrics.csv", "checkpoints", "curves.png", "summary.json"}
+    assert written == weights | {"config.yaml", "metrics.csv", "checkpoints", "curves.png", "summary.json", ".lock"}
     summary = json.loads((tmp_path / "summary.json").read_text())
     rows = read_rows(tmp_path / "metrics.csv")
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21, 24]
@@ -56,6 +62,80 @@ def test_resume_names_what_changed_and_uses_the_new_learning_rate(tmp_path):
         trainer = run(tmp_path, "epochs=2", "lr=0.02", "schedule.name=constant", resume="auto")
     assert trainer.optimizer.param_groups[0]["lr"] == 0.02
     assert trainer.step == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["epochs=1"], r"epochs: expected at least the 12 steps that the checkpoint has behind it, got 6"),
+        (["epochs=null", "steps=3"], r"steps: expected at least the 12 steps .* behind it, got 3"),
+        (["optimizer.name=sgd"], r"optimizer.name: expected the checkpoint's, 'adamw', got 'sgd'"),
+        (
+            ["model=other"],
+            r"resume: expected a checkpoint of other {}, got one of none {}: 3 weights not expected \(5\.running",
+        ),
+        (
+            ["model=wider"],
+            r"got one of none {}: 1 weights of another shape \(7.weight \(2, 16\) instead of \(2, 32",
+        ),
+    ],
+)
+def test_resume_of_another_run_is_refused_before_anything_is_written(tmp_path, monkeypatch, settings, message):
+    run(tmp_path, "epochs=2")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    if settings[0] == "model=other":
+        original = StandIn.model
+        monkeypatch.setattr(StandIn, "model", lambda task: _without_statistics(original(task)))
+    if settings[0] == "model=wider":
+        original = StandIn.model
+        monkeypatch.setattr(StandIn, "model", lambda task: original(task)[:-1].append(torch.nn.Linear(32, 2).double()))
+    with pytest.raises(ConfigError, match=message) as refused:
+        run(tmp_path, *settings, resume="auto")
+    assert "\n" not in str(refused.value)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def _without_statistics(model):
+    model[5] = torch.nn.BatchNorm2d(4, track_running_stats=False).double()
+    return model
+
+
+@pytest.mark.parametrize("part", ["optimizer", "best", "schedule", "rng", "config", "model", "log"])
+def test_resume_from_a_checkpoint_with_other_contents_is_one_line(tmp_path, part):
+    run(tmp_path, "epochs=1")
+    path = checkpoint.path_of(tmp_path, 6)
+    state = checkpoint.load(path)
+    for wrong in (None, 3, [1], {"a": 1}):
+        checkpoint.save(path, {**state, part: wrong})
+        with pytest.raises(ValueError, match="resume: expected a checkpoint of ") as refused:
+            run(tmp_path, "epochs=2", resume="auto")
+        assert "\n" not in str(refused.value)
+
+
+def test_resume_tells_of_other_data(tmp_path):
+    run(tmp_path, "epochs=1")
+    with pytest.warns(UserWarning, match="training samples: 24 -> 30"):
+        run(tmp_path, "epochs=2", "samples=30", resume="auto")
+
+
+def test_ema_follows_a_short_run(tmp_path):
+    """Without a warm-up, 94 % of the average would be the random start, which guesses."""
+    settings = ("samples=200", "batch_size=20", "epochs=6", "eval_epochs=6", "dropout=0")
+    trainer = run(tmp_path / "ema", *settings, "ema.decay=0.999")
+    run(tmp_path / "raw", *settings, "ema=null")
+    averaged, raw = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("ema", "raw"))
+    assert raw["val_accuracy"] > 0.7
+    assert averaged["val_accuracy"] >= raw["val_accuracy"] - 0.1
+    start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-9", "ema=null", "dropout=0").model
+    weights = [model[0].weight.detach() for model in (start, trainer.model, trainer.usable)]
+    assert (weights[2] - weights[1]).norm() < 0.3 * (weights[1] - weights[0]).norm()
+
+
+def test_ema_warm_up_ends_at_the_decay():
+    ema = make_ema(make("ema.decay=0.99").config, torch.nn.Linear(2, 2))
+    decays = [ema.get_decay(step) for step in range(1, 2000)]
+    assert decays == [min(0.99, (1 + t) / (10 + t)) for t in range(1, 2000)]
+    assert decays[890] == 0.99
 
 
 @pytest.mark.parametrize(
@@ -176,6 +256,127 @@ def test_a_run_goes_on_when_a_checkpoint_cannot_be_written(tmp_path, monkeypatch
     with pytest.warns(UserWarning, match="earlier ones are kept: .*No space left"):
         run(tmp_path, "epochs=2", "keep=10")
     assert checkpoint.steps(tmp_path) == [2, 8, 10, 12]
+
+
+FULL = OSError(28, "No space left on device")
+
+
+def full_for(monkeypatch, *names):
+    """Files of these names cannot be written."""
+    write, save = os.replace, StandIn.save_weights
+
+    def replace(source, target):
+        if any(name in str(target) for name in names):
+            raise FULL
+        write(source, target)
+
+    def save_weights(task, model, path):
+        if path.name in names:
+            raise FULL
+        save(task, model, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(StandIn, "save_weights", save_weights)
+
+
+@pytest.mark.parametrize(
+    "name", ["last.safetensors", "best.safetensors", "summary.json", "curves.png", "checkpoints/step-00000012.pt"]
+)
+@pytest.mark.filterwarnings("ignore:.*not written")
+def test_a_full_disk_at_the_end_is_an_error_that_resume_mends(tmp_path, monkeypatch, name):
+    with monkeypatch.context() as full:
+        full_for(full, name)
+        with pytest.raises(IncompleteRunError) as failed:
+            run(tmp_path, "epochs=2")
+    assert str(failed.value) == (
+        f"{tmp_path}: all 12 steps are done, but {name} could not be written (No space left on device); "
+        "make room, then --resume auto writes what is missing"
+    )
+    assert not (tmp_path / name).exists()
+    run(tmp_path, "epochs=2", resume="auto")
+    assert (tmp_path / name).exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*not written")
+def test_a_disk_without_any_room_names_all_that_is_missing(tmp_path, monkeypatch):
+    full_for(monkeypatch, "safetensors", "last.safetensors", "best.safetensors", "step-", "summary", "curves")
+    with pytest.raises(IncompleteRunError) as failed:
+        run(tmp_path, "epochs=2")
+    names = "last.safetensors, best.safetensors, checkpoints/step-00000012.pt, summary.json, curves.png"
+    assert f"but {names} could not be written" in str(failed.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*not written")
+def test_best_weights_that_a_full_disk_refused_are_written_later(tmp_path, monkeypatch):
+    save, accuracies = StandIn.save_weights, iter([0.9, 0.1])
+
+    def refuse_the_first(task, model, path):
+        if path.name == "best.safetensors" and first:
+            first.clear()
+            best.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+            raise FULL
+        save(task, model, path)
+
+    first, best = [True], {}
+    monkeypatch.setattr(StandIn, "save_weights", refuse_the_first)
+    monkeypatch.setattr("stand_in.Accuracy.compute", lambda *_: {"accuracy": next(accuracies, 0.5)})
+    run(tmp_path, "epochs=2", "eval_epochs=1")
+    assert json.loads((tmp_path / "summary.json").read_text())["best_step"] == 6
+    written = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(best[name], tensor) for name, tensor in written.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*not written")
+def test_a_stop_that_cannot_save_says_so(tmp_path, monkeypatch):
+    full_for(monkeypatch, "step-00000004")
+    learn, calls = StandIn.loss, []
+
+    def loss(task, model, batch):
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learn(task, model, batch)
+
+    monkeypatch.setattr(StandIn, "loss", loss)
+    with pytest.raises(StoppedError, match="not saved: stopped at step 4; --resume auto continues from step 2") as stop:
+        run(tmp_path)
+    assert stop.value.exit_code == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, number):
+    learn, calls = StandIn.loss, []
+
+    def loss(task, model, batch):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(torch.multiprocessing.active_children()[0].pid, number)
+            time.sleep(0.5)
+        return learn(task, model, batch)
+
+    monkeypatch.setattr(StandIn, "loss", loss)
+    with pytest.raises(LoaderDiedError) as failed:
+        run(tmp_path, "workers=1", "epochs=20")
+    message = str(failed.value)
+    assert "\n" not in message
+    assert "expected the loader processes to live, one did not: (pid" in message
+    assert (
+        "try fewer workers or a smaller batch_size; stopped at step 4; --resume auto continues from step 4" in message
+    )
+    assert failed.value.exit_code == 2
+    assert checkpoint.steps(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_only_broken_samples_stop_the_run_with_its_work_kept(tmp_path, workers):
+    broken = f"broken={list(range(24))}"
+    with pytest.raises(
+        TooManyBrokenError, match=r"20 broken samples in a row, the last: train/\d+: cannot be read; stop"
+    ):
+        run(tmp_path / "all", broken, f"workers={workers}", "max_broken=1000")
+    run(tmp_path / "some", "epochs=1")
+    with pytest.warns(UserWarning, match="broken"), pytest.raises(TooManyBrokenError, match="continues from step 6"):
+        run(tmp_path / "some", broken, f"workers={workers}", resume="auto")
 
 
 def test_broken_samples_are_counted_and_stop_the_run(tmp_path):

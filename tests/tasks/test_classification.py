@@ -171,8 +171,119 @@ def test_ablation(tmp_path, capsys):
     results = json.loads((tmp_path / "ablation.json").read_text())["results"]
     assert [result["mask"] for result in results] == ["none", "2d"]
     assert set(PAPER) == set(ppma.masks.KINDS)
+    assert cli.main([*command, *changes, "lr=0.1"]) == 2  # not what these runs were trained with
+    assert "was trained with another configuration (lr: 0.0015 -> 0.1)" in capsys.readouterr().err
     assert cli.main(["ablate", "configs/digits_ablation.yaml", "--masks", "2dd"]) == 2
     assert "did you mean '2d'?" in capsys.readouterr().err
+
+
+ABLATION = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
+
+
+def test_ablation_of_a_users_own_mask(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.KINDS["2d"])
+    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "own", "--seeds", "1", "--out", str(tmp_path)]
+    assert cli.main([*command, *ABLATION]) == 0
+    assert "| own | 915,718 |" in capsys.readouterr().out
+    (row,) = (line for line in (tmp_path / "ablation.md").read_text().splitlines() if line.startswith("| own"))
+    assert row.endswith("| – | – | – | – |")
+
+
+def test_ablation_checks_every_mask_before_it_trains(tmp_path, capsys, monkeypatch):
+    def broken(*_):
+        raise ValueError("own mask: expected a square grid")
+
+    monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.MaskKind(learned=2, build=broken))
+    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "2d,own", "--seeds", "1", "--out", str(tmp_path)]
+    assert cli.main([*command, *ABLATION]) == 2
+    assert "own mask: expected a square grid" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_ablation_keeps_what_is_finished_when_a_run_fails(tmp_path, capsys):
+    (tmp_path / "2d" / "seed0").mkdir(parents=True)
+    (tmp_path / "2d" / "seed0" / "best.safetensors").write_bytes(b"somebody's work")
+    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
+    assert cli.main([*command, *ABLATION]) == 2
+    shown = capsys.readouterr()
+    assert "| none | 915,194 |" in shown.out
+    assert "2d/seed0 holds best.safetensors, but no checkpoint" in shown.err
+    results = json.loads((tmp_path / "ablation.json").read_text())["results"]
+    assert [result["mask"] for result in results] == ["none"]
+
+
+def test_equal_runs_write_equal_files(tmp_path):
+    for name in ("a", "b"):
+        train("configs/digits_nano.yaml", tmp_path / name, assignments=[*SHORT, "data.train_fraction=0.02"])
+    for name in ("best.safetensors", "last.safetensors", "config.yaml"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    timed = ("seconds", "samples_per_second", "val_per_second", "last")
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("a", "b"))
+    assert {k: v for k, v in first.items() if k not in timed} == {k: v for k, v in second.items() if k not in timed}
+
+
+@pytest.mark.parametrize("command", ["train", "ablate"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- 1", "expected a mapping of keys to values, got [1]"),
+        (b"", "got an empty file"),
+        (b"\x89PNG", "expected text in UTF-8"),
+        (b"task: [1]", "task: expected one of classification, detection, segmentation, got [1]"),
+        (b"lr: 1\nlr: 2", "the key 'lr' twice (line 2, column 1)"),
+        ("schlüssel: 1".encode(), "schlüssel: unknown key"),
+    ],
+    ids=["list", "empty", "binary", "task", "twice", "unicode"],
+)
+def test_files_that_are_no_recipe_are_one_line(tmp_path, capsys, command, content, message):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    assert cli.main([command, str(path), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ppma {command}: {path}: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epochs=.inf", "epochs: expected a finite number, got inf"),
+        ("data.image_size=1000000", "expected images resized to at most 4096 pixels, got 1000000.0"),
+        ("data.crop_pct=1e-9", "expected images resized to at most 4096 pixels, got 3"),
+        ("augment.auto_augment=foo", "augment: expected settings that timm can use: Unknown AA policy foo"),
+        ("augment.mixup=-1", "augment.mixup: expected 0 or more, got -1.0"),
+        ("optimizer.name=adahessian", "optimizer.name: expected a first-order optimizer"),
+        ("optimizer.name=fusedadam", "optimizer: fusedadam cannot be used here: "),
+        ("model_args=3", "model_args: expected a mapping, got 3"),
+        ("model.depths=3", "model: expected text, got {'depths': 3}"),
+        ("lr=", "lr: expected a number, got None"),
+        ("lr", "--set: expected key=value, got 'lr'"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(tmp_path, capsys, setting, message):
+    assert cli.main(["train", "digits_nano", "--out", str(tmp_path / "out"), "--set", setting]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_resume_with_another_model_is_one_line(digits_run, capsys):
+    command = ["train", "digits_nano", "--out", str(digits_run), "--resume", "auto", *settings(*SHORT)]
+    assert cli.main([*command, "model_args.mask=none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        "expected a checkpoint of ppma_nano {'mask': 'none'}, got one of ppma_nano {}: 16 weights not expected" in line
+    )
+    assert cli.main([*command, "steps=2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "steps: expected at least the 3 steps that the checkpoint has behind it, got 2" in line
+
+
+def test_eval_refuses_settings_that_nothing_reads(digits_run, capsys):
+    checkpoint = str(digits_run / "best.safetensors")
+    assert cli.main(["eval", checkpoint, "--data", "digits", "--set", "lr=1"]) == 2
+    assert "--set: expected a configuration file to change as --data, got 'digits'" in capsys.readouterr().err
+    assert cli.main(["eval", checkpoint, "--data", "digits", "--batch-size", "0"]) == 2
+    assert "batch_size: expected at least 1, got 0" in capsys.readouterr().err
 
 
 def test_demonstration_writes_what_it_says(tmp_path, capsys):

@@ -1,22 +1,24 @@
 """Checkpoints that survive crashes: written beside, synced, renamed; read without running pickled code."""
 
 import io
-import pickle
 import random
 import re
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ppma.atomic import write_atomically
 from ppma.engine.distributed import World
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d+)\.pt")
+_PARTS = {"step", "sampler", "model", "ema", "optimizer", "schedule", "scaler", "rng", "best", "log", "config"}
 
 
 class UnreadableCheckpointError(ValueError):
@@ -34,18 +36,37 @@ def save(path: Path, state: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Read a training state, on the CPU; every part is checked against its checksum."""
     if not path.is_file():
-        raise FileNotFoundError(f"checkpoint: expected a file, found none at {path}")
+        found = "a folder" if path.is_dir() else "none"
+        raise FileNotFoundError(f"checkpoint: expected a file, found {found} at {path}")
     try:
         with zipfile.ZipFile(path) as archive:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise UnreadableCheckpointError("compressed, which torch.save does not do")
             damaged = archive.testzip()
         if damaged is not None:
-            raise UnreadableCheckpointError(f"{path}: damaged ({damaged})")
+            raise UnreadableCheckpointError(damaged)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, OSError) as error:
-        raise UnreadableCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({error})") from None
-    if not isinstance(state, dict) or not {"step", "model", "optimizer", "rng"} <= state.keys():
+    except Exception as error:  # a damaged file makes its readers raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnreadableCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({reason})") from None
+    if not isinstance(state, dict) or not state.keys() >= _PARTS:
         raise UnreadableCheckpointError(f"{path}: not a training checkpoint")
     return state
+
+
+def misfit(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """How stored weights differ from a model's own in names and shapes, in words; empty if they do not."""
+    reshaped = [
+        f"{name} {tuple(stored[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own
+        if name in stored and stored[name].shape != own[name].shape
+    ]
+    found = {
+        "missing": [name for name in own if name not in stored],
+        "not expected": [name for name in stored if name not in own],
+        "of another shape": reshaped,
+    }
+    return "; ".join(f"{len(names)} weights {what} ({names[0]}, ...)" for what, names in found.items() if names)
 
 
 def path_of(run: Path, step: int) -> Path:
@@ -69,12 +90,16 @@ def newest(run: Path) -> dict[str, Any] | None:
     return None
 
 
-def keep_only(run: Path, count: int, best: int | None) -> None:
-    """Delete all but the newest `count` checkpoints and the best, and what a killed run left half-written."""
+def keep_only(run: Path, count: int, best: int, now: int) -> None:
+    """Delete all but the newest `count` checkpoints and the best, and what a killed run left half-written.
+
+    Checkpoints after step `now` are of a run that was taken back to an earlier step; `--resume auto` would find them.
+    """
     for partial in (run / FOLDER).glob("*.partial"):
         partial.unlink()
-    for step in steps(run)[:-count]:
-        if step != best:
+    newest = [step for step in steps(run) if step <= now][-count:]
+    for step in steps(run):
+        if step not in (best, *newest):
             path_of(run, step).unlink()
 
 

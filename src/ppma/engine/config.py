@@ -1,9 +1,22 @@
 """The keys that every training configuration has; a task's schema extends `RunConfig` by its own sections."""
 
+import difflib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from timm.optim import get_optimizer_info, list_optimizers
+
 from ppma.config import require
+
+# More than any training needs: a slip of the keyboard, which would exhaust time, memory or processes.
+MOST = {
+    "epochs": 1_000_000,
+    "steps": 1_000_000_000,
+    "batch_size": 1_000_000_000,
+    "repeats": 1_000,
+    "workers": 1_000,
+    "seed": 2**63 - 1,
+}
 
 
 @dataclass(frozen=True)
@@ -11,7 +24,7 @@ class OptimizerConfig:
     """An optimizer of timm's factory; biases, norms and what the model excludes take no weight decay.
 
     Attributes:
-        name: as timm's `create_optimizer_v2` knows it.
+        name: as timm's `create_optimizer_v2` knows it; those of second order are refused.
         weight_decay: of the other parameters.
         eps: of AdamW.
         betas: of AdamW.
@@ -23,6 +36,18 @@ class OptimizerConfig:
     eps: float = 1e-8
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        known = [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
+        wanted = self.name[:100].lower().split("_")[-1]  # timm reads lookahead_NAME too
+        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        require(wanted in known, "name", f"a first-order optimizer that timm knows{hint}", self.name)
+        require(self.weight_decay >= 0, "weight_decay", "a number >= 0", self.weight_decay)
+        require(self.eps > 0, "eps", "a number > 0", self.eps)
+        require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)
+        decay = self.layer_decay
+        require(decay is None or 0 < decay <= 1, "layer_decay", "a number in (0, 1]", decay)
 
 
 @dataclass(frozen=True)
@@ -50,7 +75,8 @@ class ScheduleConfig:
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.warmup_epochs >= 0, "warmup_epochs", "a number >= 0", self.warmup_epochs)
+        for key in ("min_lr", "warmup_epochs", "warmup_lr", "gamma", "power"):
+            require(getattr(self, key) >= 0, key, "a number >= 0", getattr(self, key))
         require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         require(list(self.milestones) == sorted(self.milestones), "milestones", "ascending epochs", self.milestones)
 
@@ -60,7 +86,8 @@ class EmaConfig:
     """Exponential moving average of the weights, the one that is evaluated and saved for use.
 
     Attributes:
-        decay: for each step.
+        decay: for each step, reached by a warm-up: after t steps it is at most (1 + t) / (10 + t), so that a short run
+            does not average its random start.
         reference_batch: the batch size that `decay` is meant for; another batch size takes
             decay ** (batch_size / reference_batch). None: as given.
     """
@@ -70,6 +97,8 @@ class EmaConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.decay < 1, "decay", "a number between 0 and 1", self.decay)
+        reference = self.reference_batch
+        require(reference is None or reference >= 1, "reference_batch", "at least 1", reference)
 
     def for_batch(self, batch_size: int) -> float:
         """The decay for a step with this batch."""
@@ -142,6 +171,9 @@ class RunConfig:
             (self.epochs, self.steps),
         )
         require(self.lr > 0, "lr", "a number > 0", self.lr)
+        for key, most in MOST.items():
+            value = getattr(self, key)
+            require(value is None or value <= most, key, f"at most {most:,}", value)
         for key in ("epochs", "steps", "lr_batch_size", "clip_grad", "eval_steps", "checkpoint_steps", "log_steps"):
             value = getattr(self, key)
             require(value is None or value > 0, key, "a number > 0", value)

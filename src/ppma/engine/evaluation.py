@@ -8,17 +8,15 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from ppma.config import require
 from ppma.engine import distributed
 from ppma.engine.distributed import World
+from ppma.engine.errors import TooManyBrokenError
 from ppma.engine.log import ProgressLine
-from ppma.engine.stream import eval_batches, to_device
+from ppma.engine.stream import eval_batches, name_dead_workers, to_device
 from ppma.engine.task import Metrics
 
 AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class TooManyBrokenError(RuntimeError):
-    """More samples could not be read than the configuration allows."""
 
 
 class BrokenSamples:
@@ -125,7 +123,9 @@ def evaluate_model(
         amp: "none", "bf16" or "fp16".
         max_broken: broken images that are skipped before it stops.
     """
-    with distributed.world() as world:
+    require(batch_size >= 1, "batch_size", "at least 1", batch_size)
+    require(workers >= 0, "workers", "0 or more", workers)
+    with distributed.world() as world, name_dead_workers():
         return evaluate(
             model.to(world.device),
             metrics,

@@ -6,7 +6,7 @@ import io
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -29,7 +29,7 @@ def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     rows = []
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8", errors="replace") as file, contextlib.suppress(csv.Error):
         for cells in csv.DictReader(file):
             with contextlib.suppress(ValueError, TypeError):
                 rows.append({key: float(cell) for key, cell in cells.items() if cell})
@@ -59,7 +59,7 @@ class MetricsLog:
             self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
 
     def add(self, row: Row) -> None:
-        """Append a row; a name not seen before makes the file anew, with its column.
+        """Append a row; a name not seen before rewrites the file, with its column.
 
         A disk that refuses the row gets it with the next one.
         """
@@ -73,10 +73,24 @@ class MetricsLog:
         except OSError as error:
             self.columns = []
             warnings.warn(f"a row of {METRICS} not written yet: {error}", stacklevel=2)
-        if self.events is not None:
+        with self._events_may_fail():
             for key, value in row.items():
-                if key != "step":
+                if self.events is not None and key != "step":
                     self.events.add_scalar(key, value, int(row["step"]))
+
+    def flush(self) -> None:
+        """Write the rows that were refused; an OSError if they still are."""
+        if not self.columns:
+            self._write()
+
+    @contextlib.contextmanager
+    def _events_may_fail(self) -> Iterator[None]:
+        """The events repeat what is in metrics.csv, so a disk that refuses them ends them and not the run."""
+        try:
+            yield
+        except OSError as error:
+            self.events = None
+            warnings.warn(f"TensorBoard's events end here: {error}", stacklevel=4)
 
     def _write(self) -> None:
         self.columns = list(dict.fromkeys(key for row in self.rows for key in row)) or ["step"]
@@ -91,8 +105,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Finish the events file."""
-        if self.events is not None:
-            self.events.close()
+        with self._events_may_fail():
+            if self.events is not None:
+                self.events.close()
 
 
 def _cell(value: float) -> str:

@@ -9,21 +9,25 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
+from ppma.config import ConfigError
 from ppma.engine.config import RunConfig
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
     """No weight decay on biases, norms and what the model's `no_weight_decay` names."""
     chosen = config.optimizer
-    adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name else {}
-    return create_optimizer_v2(
-        model,
-        opt=chosen.name,
-        lr=config.scaled_lr,
-        weight_decay=chosen.weight_decay,
-        layer_decay=chosen.layer_decay,
-        **adam,
-    )
+    adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=chosen.name,
+            lr=config.scaled_lr,
+            weight_decay=chosen.weight_decay,
+            layer_decay=chosen.layer_decay,
+            **adam,
+        )
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # packages or GPUs that some of them need
+        raise ConfigError(f"optimizer: {chosen.name} cannot be used here: {error}") from None
 
 
 def make_schedule(config: RunConfig, optimizer: Optimizer, *, steps: int, steps_per_epoch: int) -> Scheduler:
@@ -47,9 +51,20 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, *, steps: int, steps_
     return MultiStepLRScheduler(optimizer, decay_t=milestones, decay_rate=chosen.gamma, **common)
 
 
-def make_ema(config: RunConfig, model: nn.Module) -> ModelEmaV3 | None:
+class WarmEma(ModelEmaV3):
+    """A moving average that follows the model from the first step on.
+
+    With the decay alone, the random start would weigh decay^t after t steps: nearly everything in a short run.
+    """
+
+    def get_decay(self, step: int | None = None) -> float:
+        """The decay of update number `step`, counted from 1."""
+        return self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
+
+
+def make_ema(config: RunConfig, model: nn.Module) -> WarmEma | None:
     """The moving average, which starts as a copy of the model."""
-    return None if config.ema is None else ModelEmaV3(model, decay=config.ema.for_batch(config.batch_size))
+    return None if config.ema is None else WarmEma(model, decay=config.ema.for_batch(config.batch_size))
 
 
 def weights_to_use(model: nn.Module, ema: ModelEmaV3 | None) -> nn.Module:

@@ -7,14 +7,6 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class StoppedError(RuntimeError):
-    """The run was asked to stop and has saved; `signal` says by what."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.signal = number
-
-
 class StopRequest:
     """Which signal asked to stop, 0 for none."""
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ppma.engine.distributed import World
+from ppma.engine.errors import LoaderDiedError, TooManyBrokenError
 from ppma.engine.task import BrokenSampleError
 
 REPLACEMENTS = 20  # how often another sample is tried in place of a broken one
@@ -30,7 +31,7 @@ class Key(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One micro-batch; data is None where every sample was broken (evaluation only)."""
+    """One micro-batch; data is None where every sample was broken."""
 
     data: Any
     size: int
@@ -109,8 +110,6 @@ class SeededSamples(Dataset):
                 except BrokenSampleError as error:
                     broken.append(str(error))
                     index = random.randrange(len(self.dataset))  # type: ignore[arg-type]
-        if self.replace:
-            raise RuntimeError(f"{REPLACEMENTS} broken samples in a row, the last: {broken[-1]}")
         return _Read(key, None, broken)
 
 
@@ -131,6 +130,21 @@ def _leave_signals_to_the_main_process(worker: int) -> None:
     """Ctrl-C and SIGTERM often go to all processes; the loop needs its workers until it has saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def name_dead_workers() -> Iterator[None]:
+    """Turn PyTorch's error about a killed loader process, which can arrive anywhere in the loop, into a line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        said = str(error).splitlines()[0].removeprefix("DataLoader worker ").rstrip(". ")
+        raise LoaderDiedError(
+            f"expected the loader processes to live, one did not: {said}. Most often memory, or shared memory, ran "
+            "out: try fewer workers or a smaller batch_size"
+        ) from None
 
 
 def _read(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> Generator[Batch, None, None]:
@@ -174,7 +188,13 @@ def train_batches(
         steps=steps,
     )
     samples = SeededSamples(dataset, seed, replace=True)
-    return _read(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
+    size = batch_size // accumulate // world.size
+    read = _read(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
+    with contextlib.closing(read) as batches:
+        for batch in batches:
+            if batch.size < size:
+                raise TooManyBrokenError(f"{REPLACEMENTS} broken samples in a row, the last: {batch.broken[-1]}")
+            yield batch
 
 
 def eval_batches(

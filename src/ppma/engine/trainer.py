@@ -1,11 +1,13 @@
 """The training loop."""
 
 import contextlib
+import copy
+import io
 import json
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ppma import config as configs
 from ppma.atomic import write_atomically
-from ppma.engine import checkpoint, optim
+from ppma.engine import checkpoint, folder, optim
 from ppma.engine.config import RunConfig
 from ppma.engine.distributed import World, synchronise_batch_norm
+from ppma.engine.errors import (
+    IncompleteRunError,
+    LoaderDiedError,
+    NonFiniteLossError,
+    StoppedError,
+    TooManyBrokenError,
+)
 from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
 from ppma.engine.log import MetricsLog, ProgressLine, curves, format_metrics
 from ppma.engine.seeds import seed_process
-from ppma.engine.signals import StoppedError, StopRequest, stop_request
-from ppma.engine.stream import Batch, to_device, train_batches
+from ppma.engine.signals import StopRequest, stop_request
+from ppma.engine.stream import Batch, name_dead_workers, to_device, train_batches
 from ppma.engine.task import Task
-
-SUMMARY = "summary.json"
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss became NaN or infinite; the state before that step was saved."""
 
 
 class Trainer:
@@ -40,13 +43,23 @@ class Trainer:
 
     Args:
         task: model, data, loss, metrics.
-        run: the folder that is written to, by the main process only.
+        run: the folder that is written to, by the main process only; `folder.reserve` has made it.
         world: this process among all.
         resume: "none", "auto" (newest readable checkpoint of the folder, if any) or the path of a checkpoint.
+        overwrite: delete an earlier run in the folder, which is otherwise refused.
         tensorboard: write TensorBoard events too.
     """
 
-    def __init__(self, task: Task, run: Path, world: World, *, resume: str = "none", tensorboard: bool = True) -> None:
+    def __init__(
+        self,
+        task: Task,
+        run: Path,
+        world: World,
+        *,
+        resume: str = "none",
+        overwrite: bool = False,
+        tensorboard: bool = True,
+    ) -> None:
         self.task, self.run, self.world = task, run, world
         config: RunConfig = task.config
         self.config = config
@@ -57,7 +70,7 @@ class Trainer:
             f"a multiple of {world.size} processes x {config.accumulate} accumulated micro-batches",
             config.batch_size,
         )
-        restored = self._find_checkpoint(resume)
+        restored = self._find_checkpoint(resume, overwrite)
         seed_process(config.seed, deterministic=config.deterministic)
         self.train_data, self.eval_data = task.train_data(), dict(task.eval_data())
         samples = len(self.train_data)  # type: ignore[arg-type]
@@ -69,12 +82,13 @@ class Trainer:
         self.best, self.best_step = -math.inf, 0
         self.sums: dict[str, float] = {}
         self.summed = 0
+        self.unwritten: dict[str, str] = {}  # files of the run that the disk refused, with its reason
+        self.unsaved_best: nn.Module | None = None
         seed_process(config.seed, world.rank, deterministic=config.deterministic)
         if restored is not None:
             self.load(restored)
         if world.main:
-            run.mkdir(parents=True, exist_ok=True)
-            configs.write(config, run / "config.yaml")
+            configs.write(config, run / folder.CONFIG)
         self.log = MetricsLog(run, self.step, tensorboard=tensorboard) if world.main else None
         self.progress = ProgressLine("train", self.steps, self.step, enabled=world.main)
         self.broken = BrokenSamples(config.max_broken, self.progress.say)
@@ -99,21 +113,34 @@ class Trainer:
         self.ema = optim.make_ema(config, self.model)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
 
-    def _find_checkpoint(self, resume: str) -> dict[str, Any] | None:
-        if resume != "none":
-            state = checkpoint.newest(self.run) if resume == "auto" else checkpoint.load(Path(resume))
-            found_by_all = self.world.gather(state and state["step"])
-            if len(set(found_by_all)) > 1:
+    def _find_checkpoint(self, resume: str, overwrite: bool) -> dict[str, Any] | None:
+        """The state to continue from; refuses a folder whose results the run would mix with its own."""
+        if overwrite:
+            configs.require(resume == "none", "overwrite", "no --resume beside it", f"--resume {resume}")
+            if self.world.main:
+                folder.clear(self.run)
+            self.world.broadcast(None)  # nobody looks before it is empty
+        found = folder.results_in(self.run)
+        ways = "choose another folder, or --overwrite deletes them"
+        if resume in ("none", "auto"):
+            steps = checkpoint.steps(self.run)
+            if resume == "none" and steps:
                 raise ValueError(
-                    f"out: expected a folder that all processes share, they found the steps {found_by_all}"
+                    f"out: {self.run} holds a run at step {steps[-1]}; --resume auto continues it, or {ways}"
                 )
-            return state
-        found = checkpoint.steps(self.run)
-        if found:
-            raise ValueError(
-                f"out: {self.run} holds a run at step {found[-1]}; --resume auto continues it, or choose another folder"
-            )
-        return None
+            state = checkpoint.newest(self.run) if resume == "auto" else None
+            if state is None and found:
+                listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+                raise ValueError(f"out: {self.run} holds {listed}, but no checkpoint to continue from; {ways}")
+        else:
+            path = Path(resume)
+            state = checkpoint.load(path)
+            if found and path.resolve().parent != (self.run / checkpoint.FOLDER).resolve():
+                raise ValueError(f"out: {self.run} holds {found[0]} of another run than {path}; {ways}")
+        found_by_all = self.world.gather(state and state["step"])
+        if len(set(found_by_all)) > 1:
+            raise ValueError(f"out: expected a folder that all processes share, they found the steps {found_by_all}")
+        return state
 
     @property
     def usable(self) -> nn.Module:
@@ -131,6 +158,7 @@ class Trainer:
             "sampler": {
                 "epoch": self.step // self.steps_per_epoch,
                 "position": self.step % self.steps_per_epoch * self.config.batch_size,
+                "samples": len(self.train_data),  # type: ignore[arg-type]
             },
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
@@ -138,16 +166,59 @@ class Trainer:
             "schedule": {"step": self.step, "lr": [group["lr"] for group in self.optimizer.param_groups]},
             "scaler": self.scaler.state_dict(),
             "rng": list(rng),
-            "best": {"value": self.best, "step": self.best_step},
+            "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.unwritten},
             "log": {"sums": self.sums, "summed": self.summed, "seconds": self.seconds},
             "config": configs.to_dict(self.config),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
+        try:
+            self._check_fits(state)
+            self._restore(state)
+        except configs.ConfigError:
+            raise
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
+            raise checkpoint.UnreadableCheckpointError(
+                f"resume: expected a checkpoint of this program, got one with other contents ({error!r:.200})"
+            ) from None
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        """Whether the state is one of this model and optimizer, and the run has not gone further than it is to go."""
+        config, then = self.config, state["config"]
+        misfit = checkpoint.misfit(state["model"], self.model.state_dict())
+        if misfit:
+            ours, theirs = (
+                f"{model} {configs.shown(changes)}"
+                for model, changes in ((config.model, config.model_args), (then["model"], then["model_args"]))
+            )
+            raise configs.ConfigError(f"resume: expected a checkpoint of {ours}, got one of {theirs}: {misfit}")
+        optimizer = then["optimizer"]["name"]
+        configs.require(
+            optimizer == config.optimizer.name,
+            "optimizer.name",
+            f"the checkpoint's, {optimizer!r}",
+            config.optimizer.name,
+        )
+        sizes, own_sizes = (
+            [len(group["params"]) for group in groups]
+            for groups in (state["optimizer"]["param_groups"], self.optimizer.param_groups)
+        )
+        configs.require(sizes == own_sizes, "optimizer", f"the checkpoint's parameter groups, {sizes}", own_sizes)
+        configs.require(
+            state["step"] <= self.steps,
+            "steps" if config.epochs is None else "epochs",
+            f"at least the {state['step']} steps that the checkpoint has behind it",
+            self.steps,
+        )
+
+    def _restore(self, state: dict[str, Any]) -> None:
         changes = configs.differences(state["config"], configs.to_dict(self.config))
+        samples, before = len(self.train_data), state["sampler"].get("samples")  # type: ignore[arg-type]
+        if before not in (None, samples):
+            changes.append(f"training samples: {before} -> {samples}")
         if changes and self.world.main:
-            warnings.warn("the configuration changed since the checkpoint: " + "; ".join(changes), stacklevel=2)
+            warnings.warn("the configuration changed since the checkpoint: " + "; ".join(changes), stacklevel=4)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
@@ -158,21 +229,40 @@ class Trainer:
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.best, self.best_step = state["best"]["value"], state["best"]["step"]
+        kept = state["best"].get("written", True) and (self.run / folder.BEST).is_file()
+        if self.best_step and not self.world.broadcast(kept):
+            if self.world.main:
+                warnings.warn(f"{folder.BEST} of step {self.best_step} is lost: the best is chosen anew", stacklevel=4)
+            self.best, self.best_step = -math.inf, 0
         self.sums, self.summed = dict(state["log"]["sums"]), state["log"]["summed"]
         self.seconds = state["log"]["seconds"]
         checkpoint.restore_rng(state["rng"], self.world)
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint; a disk that refuses leaves the earlier ones as they are."""
+    def save(self, path: Path) -> bool:
+        """Write a checkpoint; False where the disk refuses, which leaves the earlier ones as they are."""
         rng = self.world.gather(checkpoint.rng_state())
-        if not self.world.main:
-            return
+        written = True
+        if self.world.main:
+            written = self._write(
+                f"{checkpoint.FOLDER}/{path.name}", lambda: checkpoint.save(path, self.state(rng)), "checkpoint"
+            )
+            if written:
+                self._delete_old()
+        return self.world.broadcast(written)
+
+    def _delete_old(self) -> None:
+        checkpoint.keep_only(self.run, self.config.keep, self.best_step, self.step)
+
+    def _write(self, name: str, write: Callable[[], None], what: str = "") -> bool:
+        """Write a file of the run. A disk that refuses is a warning; at the end of the run, it is an error."""
         try:
-            checkpoint.save(path, self.state(rng))
+            write()
         except OSError as error:
-            warnings.warn(f"checkpoint not written, the earlier ones are kept: {error}", stacklevel=2)
-            return
-        checkpoint.keep_only(self.run, self.config.keep, self.best_step)
+            self.unwritten[name] = error.strerror or str(error)
+            warnings.warn(f"{what or name} not written, the earlier ones are kept: {error}", stacklevel=3)
+            return False
+        self.unwritten.pop(name, None)
+        return True
 
     def train(self) -> dict[str, Any]:
         """Run to the end; returns what summary.json holds.
@@ -180,6 +270,9 @@ class Trainer:
         Raises:
             StoppedError: asked to stop, after saving.
             NonFiniteLossError: after saving.
+            TooManyBrokenError: after saving, in a run of one process.
+            LoaderDiedError: a loader process was killed.
+            IncompleteRunError: the end was reached, but results could not be written.
         """
         batches = train_batches(
             self.train_data,
@@ -194,14 +287,17 @@ class Trainer:
         )
         self.began = time.monotonic() - self.seconds
         try:
-            with stop_request() as request:
-                self._mark()
-                while self.step < self.steps:
-                    self._step(batches, request)
-                    if self._due(self.config.checkpoint_steps) or self._evaluation_due():
-                        self.save(checkpoint.path_of(self.run, self.step))
+            with name_dead_workers():
+                with stop_request() as request:
                     self._mark()
-            return self._finish()
+                    while self.step < self.steps:
+                        self._step(batches, request)
+                        if self._due(self.config.checkpoint_steps) or self._evaluation_due():
+                            self.save(checkpoint.path_of(self.run, self.step))
+                        self._mark()
+                return self._finish()
+        except LoaderDiedError as error:
+            raise LoaderDiedError(f"{error}; {self._way_back()}") from None
         finally:
             batches.close()
             self.progress.close()
@@ -225,8 +321,7 @@ class Trainer:
         losses: dict[str, torch.Tensor] = {}
         keys = []
         for micro in range(config.accumulate):
-            batch = next(batches)
-            self.broken.note(batch.broken)
+            batch = self._next(batches, first=micro == 0)
             keys += batch.keys
             with self._exchange(last=micro == config.accumulate - 1):
                 with autocast(config.amp, world.device):
@@ -257,6 +352,24 @@ class Trainer:
         if stop:
             self._stop(request)
 
+    def _next(self, batches: Iterator[Batch], *, first: bool) -> Batch:
+        try:
+            batch = next(batches)
+            self.broken.note(batch.broken)
+        except TooManyBrokenError as error:
+            # Before the first micro-batch of a step, a process on its own is still where that step began.
+            if first and self.world.size == 1:
+                self.save(checkpoint.path_of(self.run, self.step))
+            raise TooManyBrokenError(f"{error}; {self._way_back()}") from None
+        return batch
+
+    def _way_back(self) -> str:
+        """What is left of a run that failed."""
+        steps = checkpoint.steps(self.run)
+        if not steps:
+            return f"stopped at step {self.step}, before the first checkpoint"
+        return f"stopped at step {self.step}; --resume auto continues from step {steps[-1]}"
+
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are exchanged between processes in the last micro-batch of a step only."""
         if last or not isinstance(self.parallel, DistributedDataParallel):
@@ -268,19 +381,20 @@ class Trainer:
 
     def _stop(self, request: StopRequest) -> None:
         path = checkpoint.path_of(self.run, self.step)
-        self.save(path)
-        raise StoppedError(
-            f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues", request.signal
-        )
+        if self.save(path):
+            told = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
+        else:
+            told = f"not saved: {self._way_back()}"
+        raise StoppedError(told, request.signal)
 
     def _stop_non_finite(self, losses: dict[str, float], lr: float, samples: list[int]) -> None:
         path = self.run / checkpoint.FOLDER / f"failed-{self.step:08d}.pt"
         self.optimizer.zero_grad(set_to_none=True)
-        self.save(path)
+        where = f"the state before this step is in {path}" if self.save(path) else "the state could not be saved"
         shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
         raise NonFiniteLossError(
             f"loss is {format_metrics(losses)} at step {self.step} (epoch {self.step // self.steps_per_epoch}, "
-            f"samples {shown}), learning rate {lr:.4g}; the state before this step is in {path}: try a smaller lr, "
+            f"samples {shown}), learning rate {lr:.4g}; {where}: try a smaller lr, "
             "clip_grad or amp: none, with --resume and that path or an earlier checkpoint"
         )
 
@@ -313,14 +427,16 @@ class Trainer:
         if improved:
             self.best, self.best_step = value, self.step
         if self.world.main:
-            try:
-                self.task.save_weights(self.usable, self.run / "last.safetensors")
-                if improved:
-                    self.task.save_weights(self.usable, self.run / "best.safetensors")
-            except OSError as error:
-                warnings.warn(f"weights not written, the earlier ones are kept: {error}", stacklevel=2)
+            self._save_weights(folder.LAST, self.usable)
+            best = self.usable if improved else self.unsaved_best
+            if best is not None:
+                written = self._save_weights(folder.BEST, best)
+                self.unsaved_best = None if written else copy.deepcopy(best)  # to try again when there is room
         self.progress.say(f"step {self.step}/{self.steps}: {format_metrics(measured)}{' (best)' if improved else ''}")
         return measured
+
+    def _save_weights(self, name: str, model: nn.Module) -> bool:
+        return self._write(name, lambda: self.task.save_weights(model, self.run / name), "weights")
 
     def _measure(self, split: str) -> dict[str, float]:
         measured = evaluate(
@@ -340,6 +456,10 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Measure the best weights on data that chose nothing, and write the summary and the curves."""
+        if folder.LAST in self.unwritten:
+            self._save_weights(folder.LAST, self.usable)
+        if self.unsaved_best is not None:
+            self._save_weights(folder.BEST, self.unsaved_best)
         others = [split for split in self.eval_data if split != "val"]
         if others:
             if self.world.main:
@@ -349,9 +469,31 @@ class Trainer:
         summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
         if self.log is not None:
             summary |= self._summary()
-            write_atomically(self.run / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
-            curves(self.log.rows).savefig(self.run / "curves.png", dpi=120)
-        return self.world.broadcast(summary)
+            text = json.dumps(summary, indent=2) + "\n"
+            self._write(folder.METRICS, self.log.flush)
+            self._write(folder.SUMMARY, lambda: write_atomically(self.run / folder.SUMMARY, text.encode()))
+            self._write(folder.CURVES, self._draw_curves)
+            self._delete_old()
+        summary = self.world.broadcast(summary)
+        self._check_complete()
+        return summary
+
+    def _draw_curves(self) -> None:
+        assert self.log is not None
+        picture = io.BytesIO()
+        curves(self.log.rows).savefig(picture, dpi=120)
+        write_atomically(self.run / folder.CURVES, picture.getbuffer())
+
+    def _check_complete(self) -> None:
+        """Raise unless everything that users look for at the end was written."""
+        last = f"{checkpoint.FOLDER}/{checkpoint.path_of(self.run, self.steps).name}"
+        expected = (folder.LAST, folder.BEST, last, folder.METRICS, folder.SUMMARY, folder.CURVES)
+        missing = [name for name in expected if name in self.unwritten]
+        if missing:
+            raise IncompleteRunError(
+                f"{self.run}: all {self.steps} steps are done, but {', '.join(missing)} could not be written "
+                f"({self.unwritten[missing[0]]}); make room, then --resume auto writes what is missing"
+            )
 
     def _load_best(self) -> None:
         if self.best_step == self.step:
@@ -376,5 +518,5 @@ class Trainer:
             "processes": self.world.size,
             "device": str(self.world.device),
             "broken_samples": len(self.broken.seen),
-            "config": "config.yaml",
+            "config": folder.CONFIG,
         }

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ppma.atomic import write_atomically
 from ppma.models.config import BackboneConfig
+from ppma.models.safetensors_header import sort_metadata
 
 WEIGHTS_NAME = "model.safetensors"
 BACKBONE_KEY = "ppma_backbone"  # in the file of a larger model: how the names of its backbone's weights begin
@@ -128,7 +129,7 @@ def write_native(
     """Write our format, with `extra` metadata; a file of that name is replaced only when the new one is complete."""
     metadata = {"format": "pt", _CONFIG_KEY: json.dumps(config.to_dict()), **(extra or {})}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    write_atomically(Path(path), safetensors.torch.save(tensors, metadata))
+    write_atomically(Path(path), sort_metadata(safetensors.torch.save(tensors, metadata)))
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str, strict: bool = True) -> None:

@@ -5,16 +5,13 @@ import dataclasses
 import importlib
 import json
 import os
-import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from ppma.engine.evaluation import TooManyBrokenError
 from ppma.engine.log import format_metrics
-from ppma.engine.signals import StoppedError
-from ppma.engine.trainer import NonFiniteLossError
 from ppma.masks import KINDS
 from ppma.tasks import registry, run
 from ppma.tasks.classification import ablation, demo, inference
@@ -37,6 +34,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", default="none", metavar="auto|PATH", help="continue the run in --out, or from a checkpoint"
     )
+    parser.add_argument("--overwrite", action="store_true", help="delete an earlier run in --out")
     _set_option(parser)
 
 
@@ -45,13 +43,15 @@ def train(arguments: argparse.Namespace) -> int:
     _one_line_warnings()
     out = Path(arguments.out or Path("runs") / Path(arguments.config).stem)
     try:
-        summary = run.train(arguments.config, out, resume=arguments.resume, assignments=arguments.assignments)
-    except StoppedError as stopped:
-        _tell(str(stopped), sys.stderr)
-        return 128 + (stopped.signal or signal.SIGTERM)
-    except (NonFiniteLossError, TooManyBrokenError) as error:
-        print(f"ppma train: stopped: {error}", file=sys.stderr)
-        return 1
+        summary = run.train(
+            arguments.config,
+            out,
+            resume=arguments.resume,
+            overwrite=arguments.overwrite,
+            assignments=arguments.assignments,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; --resume auto continues from the newest checkpoint in {out}") from None
     measured = {name: value for name, value in summary.items() if name.startswith(("val_", "test_"))}
     _tell(f"{out}: {summary['steps']} steps in {summary['seconds']:.0f} s; {format_metrics(measured)}")
     return 0
@@ -143,8 +143,15 @@ def ablate(arguments: argparse.Namespace) -> int:
     _one_line_warnings()
     config = registry.load_config(arguments.config, arguments.assignments)
     out = Path(arguments.out or Path("runs") / Path(arguments.config).stem)
-    print(ablation.ablate(config, arguments.masks.split(","), arguments.seeds, out))
-    print(f"\nwritten: {out / 'ablation.md'}, {out / 'ablation.json'}")
+    study = ablation.Ablation(config, arguments.masks.split(","), arguments.seeds, out)
+    try:
+        study.run()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on where it stopped") from None
+    finally:  # a run that fails does not take the finished ones with it
+        if study.results():
+            print(study.table())
+            print(f"\nwritten: {out / 'ablation.md'}, {out / 'ablation.json'}")
     return 0
 
 
@@ -160,16 +167,17 @@ def run_demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(text: str, file: TextIO | None = None) -> None:
+def _tell(text: str) -> None:
     """Print, in one process of several."""
     if os.environ.get("RANK", "0") == "0":
-        print(text, file=file)
+        print(text)
 
 
 def _one_line_warnings() -> None:
-    """Warnings as a line for the user, not as a line of code."""
+    """Warnings, and errors of threads in the background, as a line for the user, not as lines of code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
+    threading.excepthook = lambda failed: show(f"{failed.exc_type.__name__}: {failed.exc_value}")

@@ -42,7 +42,7 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> RunConfig:
     path = find_config(path)
     values = configs.override(configs.read(path), assignments)
     name = values.setdefault("task", "classification")
-    configs.require(name in TASKS, f"{path}: task", f"one of {', '.join(TASKS)}", name)
+    configs.require(isinstance(name, str) and name in TASKS, f"{path}: task", f"one of {', '.join(TASKS)}", name)
     return configs.build(_schema(name), values, source=str(path))
 
 

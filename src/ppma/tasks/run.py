@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ppma.engine import distributed
+from ppma.engine import distributed, folder
 from ppma.engine.config import RunConfig
 from ppma.engine.trainer import Trainer
 from ppma.tasks.registry import load_config, make_task
@@ -15,6 +15,7 @@ def train(
     out: str | Path,
     *,
     resume: str = "none",
+    overwrite: bool = False,
     assignments: Iterable[str] = (),
     tensorboard: bool = True,
 ) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def train(
         config: a YAML file, or a checked configuration.
         out: the run's folder.
         resume: "none", "auto" or the path of a checkpoint.
+        overwrite: delete an earlier run in the folder; else such a folder is refused.
         assignments: `key=value` changes of the file.
         tensorboard: write TensorBoard events too.
 
@@ -31,6 +33,7 @@ def train(
         What summary.json holds.
     """
     checked = config if isinstance(config, RunConfig) else load_config(config, assignments)
-    with distributed.world() as world:
-        trainer = Trainer(make_task(checked), Path(out), world, resume=resume, tensorboard=tensorboard)
-        return trainer.train()
+    run = Path(out)
+    with distributed.world() as world, folder.reserve(run, world):
+        task = make_task(checked)
+        return Trainer(task, run, world, resume=resume, overwrite=overwrite, tensorboard=tensorboard).train()

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from ppma import config as configs
+from ppma.atomic import write_atomically
 from ppma.bench.timing import interleave
 from ppma.data.images import open_training_images
 from ppma.engine.config import RunConfig
-from ppma.engine.trainer import SUMMARY
+from ppma.engine.folder import CONFIG, SUMMARY
 from ppma.masks import KINDS
 from ppma.models.profile import profile
 from ppma.ops import checks
@@ -55,39 +56,57 @@ class MaskResult:
     top1: tuple[float, ...]
 
 
-def ablate(config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> str:
-    """Train every mask with the seeds seed, seed + 1, ..., measure cost, write ablation.md and ablation.json.
+class Ablation:
+    """One configuration trained with each mask and the seeds seed, seed + 1, ...
+
+    Everything that can be checked is checked here, before hours of training: the names, the models, their cost.
 
     Args:
         config: a classification; its `model_args.mask` is replaced.
         masks: names of `ppma.masks.KINDS`.
         seeds: runs for each mask.
-        out: folder; a run that is finished in it with the same configuration is not repeated, a broken off one resumed.
-
-    Returns:
-        The table in Markdown.
+        out: folder; a run that is finished in it is not repeated, an interrupted one is resumed.
     """
-    if not isinstance(config, ClassificationConfig):
-        raise configs.ConfigError(f"task: expected a classification, got {config.task}")
-    for mask in masks:
-        checks.one_of("masks", mask, KINDS)
-    configs.require(seeds >= 1, "seeds", "at least 1", seeds)
-    accuracies = {
-        mask: tuple(_accuracy(_with_mask(config, mask, config.seed + n), out / mask / f"seed{n}") for n in range(seeds))
-        for mask in masks
-    }
-    classes = len(open_training_images(config.data).classes)
-    models = {mask: _model(config, mask, classes) for mask in masks}
-    speeds = _images_per_second(models, config.data.image_size)
-    results = []
-    for mask, model in models.items():
-        cost = profile(model, (config.data.image_size,) * 2).total
-        results.append(MaskResult(mask, cost.parameters, cost.macs, speeds[mask], accuracies[mask]))
-    text = table(results)
-    document = {"config": configs.to_dict(config), "results": [dataclasses.asdict(result) for result in results]}
-    (out / "ablation.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    (out / "ablation.md").write_text(text + "\n", encoding="utf-8")
-    return text
+
+    def __init__(self, config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> None:
+        if not isinstance(config, ClassificationConfig):
+            raise configs.ConfigError(f"task: expected a classification, got {config.task}")
+        for mask in masks:
+            checks.one_of("masks", mask, KINDS)
+        configs.require(seeds >= 1, "seeds", "at least 1", seeds)
+        self.config, self.seeds, self.out = config, seeds, out
+        classes = len(open_training_images(config.data).classes)
+        models = {mask: _model(config, mask, classes) for mask in masks}
+        size = config.data.image_size
+        self.costs = {mask: profile(model, (size, size)).total for mask, model in models.items()}
+        self.speeds = _images_per_second(models, size)
+        self.top1: dict[str, list[float]] = {mask: [] for mask in models}
+
+    def run(self) -> None:
+        """Train what is not yet trained; after each run, write ablation.md and ablation.json with what is finished."""
+        for mask, accuracies in self.top1.items():
+            for n in range(self.seeds):
+                config = _with_mask(self.config, mask, self.config.seed + n)
+                accuracies.append(_accuracy(config, self.out / mask / f"seed{n}"))
+                self._write()
+
+    def results(self) -> list[MaskResult]:
+        """The masks that have a finished run."""
+        return [
+            MaskResult(mask, self.costs[mask].parameters, self.costs[mask].macs, self.speeds[mask], tuple(accuracies))
+            for mask, accuracies in self.top1.items()
+            if accuracies
+        ]
+
+    def table(self) -> str:
+        """The results in Markdown."""
+        return table(self.results())
+
+    def _write(self) -> None:
+        results = [dataclasses.asdict(result) for result in self.results()]
+        document = json.dumps({"config": configs.to_dict(self.config), "results": results}, indent=2)
+        write_atomically(self.out / "ablation.json", (document + "\n").encode())
+        write_atomically(self.out / "ablation.md", (self.table() + "\n").encode())
 
 
 def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> ClassificationConfig:
@@ -96,10 +115,15 @@ def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> Classifica
 
 def _accuracy(config: ClassificationConfig, run: Path) -> float:
     """The accuracy of one run, trained unless it lies there finished."""
-    finished = run / SUMMARY
     summary: dict[str, Any] | None = None
-    if finished.is_file() and configs.read(run / "config.yaml") == configs.to_dict(config):
-        summary = json.loads(finished.read_text(encoding="utf-8"))
+    if (run / CONFIG).is_file():
+        changes = configs.differences(configs.read(run / CONFIG), configs.to_dict(config))
+        if changes:
+            raise configs.ConfigError(
+                f"out: {run} was trained with another configuration ({'; '.join(changes)}); choose another folder"
+            )
+        if (run / SUMMARY).is_file():
+            summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     if summary is None:
         summary = train(config, run, resume="auto", tensorboard=False)
     return summary["test_top1"] if "test_top1" in summary else summary["val_top1"]
@@ -118,7 +142,7 @@ def _images_per_second(models: dict[str, nn.Module], size: int) -> dict[str, flo
 
 
 def table(results: Sequence[MaskResult]) -> str:
-    """Measured figures, and the paper's (PPMA-T on ImageNet) beside them."""
+    """Measured figures, and the paper's (PPMA-T on ImageNet) beside them where it has the mask."""
     lines = [
         "| mask | parameters | MFLOPs | images/s | top-1, mean ± sd (each seed) "
         "| paper: M params | GFLOPs | images/s | top-1 |",
@@ -127,7 +151,7 @@ def table(results: Sequence[MaskResult]) -> str:
     for result in results:
         spread = statistics.stdev(result.top1) if len(result.top1) > 1 else float("nan")
         each = ", ".join(f"{value:.2f}" for value in result.top1)
-        paper = " | ".join(f"{value:g}" for value in PAPER[result.mask])
+        paper = " | ".join(f"{value:g}" for value in PAPER.get(result.mask, ())) or " | ".join(["–"] * 4)
         lines.append(
             f"| {result.mask} | {result.parameters:,} | {result.macs / 1e6:.1f} | {result.images_per_second:.0f} "
             f"| {statistics.mean(result.top1):.2f} ± {spread:.2f} ({each}) | {paper} |"

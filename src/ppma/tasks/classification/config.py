@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 
 from ppma.config import ConfigError, require
-from ppma.data.images import AugmentConfig, ImageDataConfig
+from ppma.data.images import AugmentConfig, ImageDataConfig, train_transform
 from ppma.engine.config import RunConfig
 from ppma.models import CONFIGS
 from ppma.ops import checks
+
+LARGEST_IMAGE = 4096  # a slip of the keyboard beyond it exhausts the memory of the machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,17 @@ class ClassificationConfig(RunConfig):
             CONFIGS[self.model].replace(**self.model_args)
         except (ValueError, TypeError) as error:
             raise ConfigError(str(error)) from None
+        for key in ("mixup", "cutmix"):
+            require(getattr(self.augment, key) >= 0, f"augment.{key}", "0 or more", getattr(self.augment, key))
+        size = self.data.image_size / self.data.crop_pct
+        expected = f"images resized to at most {LARGEST_IMAGE} pixels"
+        require(size <= LARGEST_IMAGE, "data.image_size, data.crop_pct", expected, size)
         require("num_classes" not in self.model_args, "model_args.num_classes", "the data to say it", "a number")
         require(0 <= self.label_smoothing < 1, "label_smoothing", "a number in [0, 1)", self.label_smoothing)
+        try:
+            train_transform(self.data, self.augment)
+        except Exception as error:  # timm reads the policy of auto_augment with assertions
+            raise ConfigError(f"augment: expected settings that timm can use: {error}") from None
         mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
         micro = self.batch_size // self.accumulate
         require(not mixes or micro % 2 == 0, "batch_size", "an even micro-batch, for mixup and cutmix", micro)

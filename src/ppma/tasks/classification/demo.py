@@ -1,14 +1,15 @@
 """The demonstration: train a small model on handwritten digits, measure it on digits it never saw, look inside."""
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from ppma.classifier import load_classifier
+from ppma.config import ConfigError
 from ppma.data.images import TransformedImages, eval_transform, open_images
+from ppma.engine.folder import CONFIG, LOCK
 from ppma.engine.log import ProgressLine
 from ppma.explore.worked_example import worked_example
 from ppma.tasks.classification.config import ClassificationConfig
@@ -24,19 +25,20 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     """Train, measure, draw, report.
 
     Args:
-        out: folder of the run, emptied first.
+        out: folder of the run; an earlier run in it is deleted.
         assignments: `key=value` changes of the recipe.
 
     Returns:
         What to tell the user at the end.
     """
     config = load_config(find_config(RECIPE), assignments)
-    assert isinstance(config, ClassificationConfig)
-    _empty(out)
+    if not isinstance(config, ClassificationConfig):
+        raise ConfigError(f"task: expected a classification, got {config.task}")
+    _check_folder(out)
     tell = ProgressLine("demo", 0).say
     tell(worked_example())
     tell(f"\nTraining {config.model} on the embedded handwritten digits.")
-    summary = train(config, out, tensorboard=False)
+    summary = train(config, out, overwrite=True, tensorboard=False)
 
     model, preparation = load_classifier(out / "best.safetensors")
     test = TransformedImages(open_images(config.data, config.data.test_split or "test"), eval_transform(config.data))
@@ -55,13 +57,12 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     return report
 
 
-def _empty(out: Path) -> None:
-    """Remove an earlier run, and nothing that is not one."""
-    if not out.exists():
-        return
-    if any(out.iterdir()) and not (out / "config.yaml").is_file():
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that is neither new nor of an earlier run."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: expected a folder, got the file {out}")
+    if out.exists() and not (out / CONFIG).is_file() and {path.name for path in out.iterdir()} - {LOCK}:
         raise ValueError(f"out: expected a new folder or an earlier run, {out} holds something else")
-    shutil.rmtree(out)
 
 
 def _report(config: ClassificationConfig, summary: dict, *, wrong: int, out: Path) -> str:

@@ -33,6 +33,8 @@ def find_images(data: str, *, split: str | None = None, assignments: Iterable[st
         if not isinstance(config, ClassificationConfig):
             raise ConfigError(f"{path}: expected a classification, got {config.task}")
         return open_images(config.data, split or config.data.test_split or config.data.val_split)
+    if list(assignments):
+        raise ConfigError(f"--set: expected a configuration file to change as --data, got {data!r}")
     if data == "digits":
         return open_images(ImageDataConfig(name="digits"), split or "test")
     if not path.is_dir():
