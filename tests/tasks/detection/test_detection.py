@@ -19,6 +19,7 @@ from short_run import (
 import ppma
 from ppma import cli
 from ppma.data.coco import CocoDataConfig, CocoInstances
+from ppma.data.coco_file import outline_mask
 from ppma.engine.log import read_rows
 from ppma.tasks.detection.metrics import CocoMetrics
 from ppma.tasks.detection.task import load_detector
@@ -57,7 +58,7 @@ def truths(scenes):
     samples = [held_out[index] for index in range(len(held_out))]
     for _, truth in samples:
         for one in truth["annotations"]:
-            one["mask"] = held_out.coco.annToMask(one)
+            one["mask"] = outline_mask(one["segmentation"], 64, 64)
     return sorted(samples, key=lambda sample: -len(sample[1]["annotations"]))
 
 

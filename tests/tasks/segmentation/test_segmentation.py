@@ -19,7 +19,8 @@ from short_run import (
 import ppma
 from ppma import cli
 from ppma.config import ConfigError
-from ppma.data.ade20k import IGNORED, Ade20kDataConfig
+from ppma.data.ade20k import Ade20kDataConfig
+from ppma.data.label_maps import IGNORED
 from ppma.engine.log import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
