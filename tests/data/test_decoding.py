@@ -201,6 +201,13 @@ def test_decode_broken_files_are_named_in_one_line(tmp_path, monkeypatch, kind, 
     assert "\n" not in str(caught.value)
 
 
+def test_decode_extreme_ratios_are_refused(tmp_path):
+    assert decode(saved(tmp_path / "long.png", Image.new("1", (3, 300))), "long").size == (3, 300)
+    path = saved(tmp_path / "longer.png", Image.new("1", (3, 301)))
+    with pytest.raises(BrokenSampleError, match="longer: expected sides in a ratio of at most 100 to 1, got 3 x 301"):
+        decode(path, "longer")
+
+
 def test_image_files_of_folders_and_names(tmp_path):
     folder = tmp_path / "pictures"
     (folder / "inner.png").mkdir(parents=True)

@@ -92,6 +92,23 @@ def test_an_empty_class_folder_is_an_error(folder):
         open_images(ImageDataConfig(root=str(folder)), "train")
 
 
+def test_images_outside_of_class_folders_are_an_error(folder):
+    (folder / "bare").mkdir()
+    with pytest.raises(ValueError, match=r"expected one folder for each class in .*bare, found no folders"):
+        open_images(ImageDataConfig(root=str(folder)), "bare")
+    picture(1).save(folder / "train" / "stray.png")  # would be a class without a name, the first one
+    with pytest.raises(ValueError, match=r"expected images in class folders only, found some directly in .*train"):
+        open_images(ImageDataConfig(root=str(folder)), "train")
+
+
+def test_class_folders_of_one_name_are_an_error(folder):
+    for name in ("ant", "bee"):
+        (folder / "train" / name / "large").mkdir()
+        picture(1).save(folder / "train" / name / "large" / "9.png")
+    with pytest.raises(ValueError, match=r"train/ant/large and .*train/bee/large would be one class, 'large'"):
+        open_images(ImageDataConfig(root=str(folder)), "train")
+
+
 def test_a_missing_folder_or_split_is_an_error(folder):
     with pytest.raises(ValueError, match="expected a folder, found none at"):
         open_images(ImageDataConfig(root=str(folder / "nowhere")), "train")

@@ -13,6 +13,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from ppma.engine.task import BrokenSampleError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
+MAX_RATIO = 100  # of the sides: scaled to fit a model, a longer image would have no width left, or be enormous
 
 _LARGEST_INTEGER = 65535
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -55,6 +56,10 @@ def decode(file: str | Path | BinaryIO, name: str, *, frame: tuple[int, int] | N
         BrokenSampleError: the file cannot be read as an image.
     """
     with _opened(file, name) as image:
+        if max(image.size) > MAX_RATIO * min(image.size):
+            raise ValueError(
+                f"expected sides in a ratio of at most {MAX_RATIO} to 1, got {image.width} x {image.height}"
+            )
         image.load()
         stored, orientation = image.size, _orientation(image)
         upright = stored[::-1] if orientation >= _FIRST_SIDEWAYS else stored

@@ -1,6 +1,7 @@
 """Folders of images, Hugging Face and torchvision data sets through timm's dataset factory."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,29 @@ class ReaderImages(ImageSource):
 
 def check_class_folders(folder: Path) -> None:
     """Every class folder must hold an image: an empty one would shift the labels of all that follow."""
-    empty = [
-        child.name
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and not any(path.suffix.lower() in IMAGE_SUFFIXES for path in child.rglob("*"))
-    ]
+    folders = [child for child in sorted(folder.iterdir()) if child.is_dir()]
+    if not folders:
+        raise ValueError(f"data.root: expected one folder for each class in {folder}, found no folders")
+    empty = [child.name for child in folders if not any(map(_is_image, child.rglob("*")))]
     if empty:
         shown = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
         raise ValueError(f"data.root: no image in {len(empty)} class folders of {folder}: {shown}")
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def check_class_names(folder: Path, files: Iterable[str]) -> None:
+    """A class is the name of the folder around an image, so no two may share one, and none may lack one."""
+    named: dict[str, str] = {}
+    for parent in sorted({os.path.dirname(file) for file in files}):
+        if Path(parent) == folder:
+            raise ValueError(f"data.root: expected images in class folders only, found some directly in {folder}")
+        name = os.path.basename(parent)
+        if name in named:
+            raise ValueError(f"data.root: {named[name]} and {parent} would be one class, {name!r}")
+        named[name] = parent
 
 
 def split_folder(root: str, split: str) -> Path:
@@ -75,7 +91,10 @@ def folder_images(root: str, split: str | None) -> ImageSource:
         check_class_folders(folder)
     except OSError as error:
         raise ValueError(f"data.root: {error.filename}: {error.strerror}") from None
-    return _from_timm("", str(folder), split or "", input_key=";".join(IMAGE_SUFFIXES))
+    images = _from_timm("", str(folder), split or "", input_key=";".join(IMAGE_SUFFIXES))
+    assert isinstance(images, ReaderImages)
+    check_class_names(folder, (path for path, _ in images.reader.samples))
+    return images
 
 
 def timm_images(name: str, root: str | None, split: str) -> ImageSource:
