@@ -8,6 +8,8 @@ from PIL import Image
 
 from ppma import cli
 from ppma.data.arrays import digits
+from ppma.engine.evaluation import TooManyBrokenError
+from ppma.tasks.classification.inference import evaluate_classifier
 
 
 @pytest.fixture
@@ -113,14 +115,13 @@ def test_eval_wrong_data_is_one_line(checkpoint, bad, tmp_path, capsys, name):
     assert name in line
 
 
-def test_eval_too_many_broken_images_is_one_line(checkpoint, tmp_path, capsys):
+def test_eval_broken_images_are_told_on_stderr_and_too_many_end_it(checkpoint, tmp_path, capsys):
     for digit in range(10):
         (tmp_path / "val" / str(digit)).mkdir(parents=True)
         for number in range(6):
             (tmp_path / "val" / str(digit) / f"{number}.png").symlink_to("nowhere.png")
-    assert cli.main(["eval", checkpoint, "--data", str(tmp_path)]) == 1
+    with pytest.raises(TooManyBrokenError, match="more than max_broken = 50"):
+        evaluate_classifier(checkpoint, str(tmp_path))
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.splitlines()[-1].startswith("ppma eval: stopped: ")
-    assert "more than max_broken = 50" in printed.err
-    assert "Traceback" not in printed.err
+    assert printed.out == ""  # which is for the results
+    assert printed.err.count("skipped: ") == 60

@@ -7,13 +7,11 @@ import json
 import os
 import signal
 import sys
-import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ppma.data.decoding import Report
 from ppma.engine.evaluation import TooManyBrokenError
 from ppma.engine.log import format_metrics
 from ppma.engine.signals import StoppedError
@@ -76,19 +74,15 @@ def evaluate(arguments: argparse.Namespace) -> int:
     _one_line_warnings()
     task = registry.task_of(arguments.checkpoint)
     measure = inference.evaluate_classifier if task == "classification" else _dense(task).evaluate_checkpoint
-    try:
-        measured = measure(
-            arguments.checkpoint,
-            arguments.data,
-            split=arguments.split,
-            assignments=arguments.assignments,
-            workers=arguments.workers,
-            amp=arguments.amp,
-            **({} if arguments.batch_size is None else {"batch_size": arguments.batch_size}),
-        )
-    except TooManyBrokenError as error:
-        print(f"ppma eval: stopped: {error}", file=sys.stderr)
-        return 1
+    measured = measure(
+        arguments.checkpoint,
+        arguments.data,
+        split=arguments.split,
+        assignments=arguments.assignments,
+        workers=arguments.workers,
+        amp=arguments.amp,
+        **({} if arguments.batch_size is None else {"batch_size": arguments.batch_size}),
+    )
     _tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
     return 0
 
@@ -134,9 +128,8 @@ def _print_json(items: Iterator[dict[str, Any]]) -> None:
     begun = False
     try:
         for item in items:
-            print(
-                "," if begun else "[", textwrap.indent(json.dumps(item, indent=2), "  "), sep="\n", end="", flush=True
-            )
+            text = json.dumps([item], indent=2).removesuffix("\n]")
+            print("," + text[1:] if begun else text, end="", flush=True)
             begun = True
     finally:
         print("\n]" if begun else "[]")
@@ -153,7 +146,7 @@ def _dense(task: str) -> Any:
 
 
 def _predict_dense(
-    task: str, arguments: argparse.Namespace, report: Report
+    task: str, arguments: argparse.Namespace, report: Callable[[str], None]
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
     module = _dense(task)
     options = {"threshold": arguments.threshold} if task == "detection" else {}
