@@ -1,15 +1,18 @@
 """Images with instances in COCO's layout, and what is said about those that are not right."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools import mask as rle
 from torchvision import tv_tensors
 
 from ppma.config import ConfigError
 from ppma.data.coco import CocoDataConfig, CocoInstances
+from ppma.data.coco_file import outline_mask, run_lengths
 from ppma.data.coco_transforms import CocoAugmentConfig, RandomSizeCrop, train_transform
 from ppma.data.scenes import compose
 from ppma.data.scenes_files import write_scenes
@@ -96,10 +99,11 @@ def test_what_cannot_be_learned_is_counted_and_left_out(tmp_path):
     ]
     data = small_set(tmp_path, [{}, *wrong], images=3)
     expected = (
-        "left out: 4 degenerate boxes, 1 crowd regions, 1 instances without an outline, "
-        "1 instances of unknown images, 2 images without instances"
+        "left out: 4 degenerate boxes (first: annotation 1), 1 crowd regions (first: annotation 5), "
+        "1 instances without an outline (first: annotation 6), 1 instances of unknown images (first: annotation 7), "
+        "2 images without instances (first: 2.png)"
     )
-    with pytest.warns(UserWarning, match=expected):
+    with pytest.warns(UserWarning, match=re.escape(expected)):
         train = CocoInstances(data, "train2017", PLAIN)
     assert len(train) == 1
     assert train[0][1]["boxes"].shape == (1, 4)
@@ -121,10 +125,22 @@ def test_what_is_missing_or_no_annotation_file_is_an_error(scenes, tmp_path):
     with pytest.raises(ValueError, match=r"data.root: expected the annotations in .*instances_test2017.json"):
         CocoInstances(data, "test2017")
     path = scenes / "annotations" / "instances_val2017.json"
-    for text in ("{", "[]", '{"images": 3}'):
+    for text, said in {
+        "": "not a JSON file",
+        "{": "not a JSON file",
+        "[" * 100_000: "not a JSON file",
+        "[]": "expected an object with images, categories, annotations, got a list",
+        '{"images": 3}': "expected a list 'images', got 3",
+        '{"images": [], "categories": []}': "expected categories, found none",
+        '{"images": [], "categories": [{"id": 1, "name": "a"}]}': "expected a list 'annotations', found none",
+        '{"images": [7]}': r"images\[0\]: expected an object, got 7",
+    }.items():
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"instances_val2017.json: (not an annotation file|expected categories)"):
+        with pytest.raises(ValueError, match=rf"instances_val2017.json: {said}"):
             CocoInstances(data, "val2017")
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ValueError, match=r"instances_val2017.json: not a JSON file"):
+        CocoInstances(data, "val2017")
     path.write_text('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}')
     with pytest.raises(ValueError, match="expected images with instances, found none"):
         CocoInstances(data, "val2017")
@@ -139,8 +155,173 @@ def test_a_category_that_does_not_exist_is_an_error(scenes):
         CocoInstances(CocoDataConfig(root=str(scenes)), "val2017")
 
 
+def entry_error(scenes, edit):
+    """The line about a changed annotation file."""
+    change(scenes, edit)
+    with pytest.raises(ValueError, match=r"instances_val2017\.json: ") as caught:
+        CocoInstances(CocoDataConfig(root=str(scenes)), "val2017")
+    assert "\n" not in str(caught.value)
+    return str(caught.value).split("instances_val2017.json: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("entries", "values", "said"),
+    [
+        ("images", {"width": "64"}, "images[0]: expected a whole number of pixels as 'width', got '64'"),
+        ("images", {"height": None}, "images[0]: expected a whole number of pixels as 'height', got None"),
+        ("images", {"height": 0}, "images[0]: expected a whole number of pixels as 'height', got 0"),
+        ("images", {"width": 63.5}, "images[0]: expected a whole number of pixels as 'width', got 63.5"),
+        ("images", {"width": float("nan")}, "images[0]: expected a whole number of pixels as 'width', got nan"),
+        ("images", {"file_name": None}, "images[0]: expected text as 'file_name', got None"),
+        ("images", {"id": [1]}, "images[0]: expected a whole number or text as 'id', got a list"),
+        ("images", {"id": 2}, "images[1]: the id 2 is taken by an earlier entry"),
+        ("images", {"id": "2"}, "expected ids that are all numbers or all text, found both"),
+        ("categories", {"name": "1"}, "categories[1]: the name '1' is taken by the category with id 1"),
+        ("categories", {"name": None}, "categories[0]: expected text as 'name', got None"),
+        ("categories", {"name": {}}, "categories[0]: expected text as 'name', got an object"),
+        ("categories", {"id": 2}, "categories[1]: the id 2 is taken by an earlier entry"),
+        ("annotations", {"iscrowd": "1"}, "annotation 1: expected 0 or 1 as 'iscrowd', got '1'"),
+        ("annotations", {"category_id": []}, "annotation 1 has category_id a list, which is none of the 10 categories"),
+        (
+            "annotations",
+            {"segmentation": {"size": [63, 64], "counts": "0"}},
+            "annotation 1: expected run lengths of the image's size [64, 64], got [63, 64]",
+        ),
+        (
+            "annotations",
+            {"segmentation": {"counts": "0"}},
+            "annotation 1: expected run lengths of the image's size [64, 64], got None",
+        ),
+    ],
+)
+def test_wrong_entries_are_named(scenes, entries, values, said):
+    assert entry_error(scenes, lambda contents: contents[entries][0].update(values)) == said
+
+
+@pytest.mark.parametrize(
+    ("entries", "key", "said"),
+    [
+        ("images", "width", "images[0]: expected a whole number of pixels as 'width', found none"),
+        ("images", "file_name", "images[0]: expected text as 'file_name', found none"),
+        ("categories", "name", "categories[0]: expected text as 'name', found none"),
+        ("annotations", "category_id", "annotation 1 has category_id None, which is none of the 10 categories"),
+    ],
+)
+def test_missing_values_are_named(scenes, entries, key, said):
+    assert entry_error(scenes, lambda contents: contents[entries][0].pop(key)) == said
+
+
+def test_lists_that_are_none_are_named(scenes):
+    said = entry_error(scenes, lambda contents: contents.update(annotations={"1": {}}))
+    assert said == "expected a list 'annotations', got an object"
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ("0", "run lengths of 0 pixels, expected 1200"),
+        ([0, 10, 1191], "run lengths of 1201 pixels, expected 1200"),
+        ([-5, 1205], "expected run lengths"),
+        ([1200.5], "expected run lengths"),
+        (7, "expected run lengths"),
+        ("Po", "run lengths are cut short"),
+        ("\u00e9\u00e9", "damaged run lengths at 'é'"),
+        ("o" * 1000, "damaged run lengths at 'o'"),
+    ],
+)
+def test_damaged_run_lengths_are_a_broken_sample(tmp_path, counts, said):
+    data = small_set(tmp_path, [{"segmentation": {"size": [30, 40], "counts": counts}}])
+    for transform in (PLAIN, None):
+        images = CocoInstances(data, "train2017", transform)
+        with pytest.raises(BrokenSampleError, match=rf"instances_train2017.json: annotation 0: {said}"):
+            images[0]
+
+
+def test_run_lengths_are_decoded_as_pycocotools_does():
+    generator = np.random.default_rng(0)
+    for share in (0.02, 0.5, 0.98):
+        mask = np.asfortranarray(generator.random((37, 53)) < share).astype(np.uint8)
+        encoded = rle.encode(mask)
+        described = {"size": [37, 53], "counts": encoded["counts"].decode()}
+        assert np.array_equal(outline_mask(described, 37, 53), mask)
+        runs = run_lengths(described["counts"], mask.size)
+        assert np.array_equal(outline_mask({"size": [37, 53], "counts": runs}, 37, 53), mask)
+
+
+@pytest.mark.parametrize(
+    "polygon",
+    [
+        [1, 2],
+        [4, 4, 20, 4, 20, 20, 4],
+        [4, 4, 20, 4, "20", 20],
+        [4, 4, 20, float("nan"), 20, 20],
+        [0, 0, 1e9, 0, 1, 1],
+        5,
+    ],
+)
+def test_parts_of_outlines_that_are_no_polygons_are_left_out(tmp_path, polygon):
+    data = small_set(tmp_path, [{"segmentation": [*SQUARE, polygon]}, {}])
+    expected = r"left out: 1 parts of outlines that are no polygons \(first: annotation 0\)"
+    with pytest.warns(UserWarning, match=expected):
+        masks = CocoInstances(data, "train2017", PLAIN)[0][1]["masks"]
+    assert torch.equal(masks[0], masks[1])
+
+
+def test_boxes_without_outlines_say_what_mask_rcnn_needs(tmp_path):
+    data = small_set(tmp_path, [{"segmentation": []}, {"segmentation": None}])
+    expected = (
+        "found none: 2 instances without an outline (first: annotation 0), 1 images without instances (first: 1.png); "
+        "Mask R-CNN needs 'segmentation' beside every 'bbox'"
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        CocoInstances(data, "train2017", PLAIN)
+    with pytest.raises(ValueError, match="Mask R-CNN needs 'segmentation'"):
+        CocoInstances(data, "train2017")
+
+
+def test_crowd_only_images_are_evaluated_but_not_learned_from(tmp_path):
+    crowd = {"iscrowd": 1, "image_id": 2, "segmentation": {"size": [30, 40], "counts": [0, 10, 1190]}}
+    data = small_set(tmp_path, [{}, crowd], images=2)
+    with pytest.warns(UserWarning, match="1 crowd regions"):
+        assert CocoInstances(data, "train2017", PLAIN).ids == [1]
+    held_out = CocoInstances(data, "train2017")
+    assert [one["iscrowd"] for one in held_out[1][1]["annotations"]] == [1]
+    data = small_set(tmp_path / "crowd", [crowd], images=2)
+    with pytest.raises(ValueError, match="expected images with instances, found none"):
+        CocoInstances(data, "train2017")
+
+
+def test_ids_of_annotations_may_repeat_or_lack(tmp_path):
+    data = small_set(tmp_path, [{"id": 5}, {"id": 5}, {"id": None}])
+    assert len(CocoInstances(data, "train2017", PLAIN)[0][1]["boxes"]) == 3
+
+
+def test_whole_numbers_may_be_written_as_floats_and_ids_as_text(tmp_path):
+    data = small_set(tmp_path, [{"image_id": "a"}])
+    change(tmp_path, lambda contents: contents["images"][0].update(id="a", width=40.0), "train2017")
+    assert CocoInstances(data, "train2017")[0][1]["image_id"] == "a"
+
+
+@pytest.mark.parametrize("size", [(20, 40), (40, 20)])
+def test_images_are_rotated_as_their_annotations_are(tmp_path, size):
+    """The annotations' width and height say whether they were made for the upright image or the stored one."""
+    data = small_set(tmp_path, [{"bbox": [2, 2, 9, 9], "segmentation": [[2, 2, 11, 2, 11, 11, 2, 11]]}])
+    change(tmp_path, lambda contents: contents["images"][0].update(width=size[0], height=size[1]), "train2017")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 20)).save(tmp_path / "train2017" / "1.png", exif=exif)
+    image, target = CocoInstances(data, "train2017", train_transform(CocoAugmentConfig(short_sides=(20,), hflip=0)))[0]
+    assert tuple(image.shape[1:]) == tuple(target["masks"].shape[1:]) == size[::-1]
+
+
 def test_broken_images_are_named(scenes):
-    change(scenes, lambda contents: contents["images"][0].update(width=65))
+    def widen(contents):
+        contents["images"][0]["width"] = 65
+        for one in contents["annotations"]:
+            if one["image_id"] == contents["images"][0]["id"]:
+                one["segmentation"]["size"] = [64, 65]
+
+    change(scenes, widen)
     held_out = CocoInstances(CocoDataConfig(root=str(scenes)), "val2017")
     with pytest.raises(BrokenSampleError, match=r"000001.jpg: 64 x 64 pixels, but the annotations are for 65 x 64"):
         held_out[0]
@@ -148,7 +329,10 @@ def test_broken_images_are_named(scenes):
     with pytest.raises(BrokenSampleError, match=r"000002\.jpg"):
         held_out[1]
     (scenes / "val2017" / "000002.jpg").unlink()
-    with pytest.raises(BrokenSampleError, match=r"000002\.jpg"):
+    with pytest.raises(BrokenSampleError, match=r"000002\.jpg: no such file"):
+        held_out[1]
+    (scenes / "val2017" / "000002.jpg").symlink_to("nowhere.jpg")
+    with pytest.raises(BrokenSampleError, match=r"000002\.jpg: a link to nowhere.jpg, which does not exist"):
         held_out[1]
 
 

@@ -92,6 +92,23 @@ def test_an_empty_class_folder_is_an_error(folder):
         open_images(ImageDataConfig(root=str(folder)), "train")
 
 
+def test_images_outside_of_class_folders_are_an_error(folder):
+    (folder / "bare").mkdir()
+    with pytest.raises(ValueError, match=r"expected one folder for each class in .*bare, found no folders"):
+        open_images(ImageDataConfig(root=str(folder)), "bare")
+    picture(1).save(folder / "train" / "stray.png")  # would be a class without a name, the first one
+    with pytest.raises(ValueError, match=r"expected images in class folders only, found some directly in .*train"):
+        open_images(ImageDataConfig(root=str(folder)), "train")
+
+
+def test_class_folders_of_one_name_are_an_error(folder):
+    for name in ("ant", "bee"):
+        (folder / "train" / name / "large").mkdir()
+        picture(1).save(folder / "train" / name / "large" / "9.png")
+    with pytest.raises(ValueError, match=r"train/ant/large and .*train/bee/large would be one class, 'large'"):
+        open_images(ImageDataConfig(root=str(folder)), "train")
+
+
 def test_a_missing_folder_or_split_is_an_error(folder):
     with pytest.raises(ValueError, match="expected a folder, found none at"):
         open_images(ImageDataConfig(root=str(folder / "nowhere")), "train")
@@ -109,6 +126,41 @@ def test_a_broken_image_is_named(folder, damage):
     source = open_images(ImageDataConfig(root=str(folder)), "train")
     with pytest.raises(BrokenSampleError, match=r"train/bee/1\.png: \w+"):
         source[3]
+
+
+def test_links_to_nothing_and_unreadable_files_are_broken_samples(folder, monkeypatch):
+    path = folder / "train" / "bee" / "1.png"
+    path.unlink()
+    path.symlink_to("nowhere.png")
+    source = open_images(ImageDataConfig(root=str(folder)), "train")
+    assert len(source) == 6
+    with pytest.raises(BrokenSampleError, match=r"train/bee/1\.png: No such file"):
+        source[3]
+
+    def deny(index):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(source.reader), "__getitem__", lambda reader, index: deny(index))  # root may read all
+    with pytest.raises(BrokenSampleError, match=r"train/ant/0\.png: Permission denied"):
+        source[0]
+
+
+def test_folder_takes_every_format_that_is_decoded(folder):
+    picture(200).save(folder / "train" / "bee" / "2.tif")
+    picture(201).save(folder / "train" / "bee" / "3.webp", lossless=True)
+    source = open_images(ImageDataConfig(root=str(folder)), "train")
+    assert source.labels() == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert [source[index][0].getpixel((0, 0))[0] for index in (4, 5)] == [200, 201]
+
+
+def test_exif_orientation_is_applied_in_folders_and_shards(folder):
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    path = folder / "train" / "ant" / "0.png"
+    picture(0).save(path, exif=exif)
+    assert open_images(ImageDataConfig(root=str(folder)), "train")[0][0].size == (12, 10)
+    shard(folder / "up.tar", [("1.png", path.read_bytes()), ("1.cls", b"0")])
+    assert open_images(ImageDataConfig(name="webdataset", root=str(folder)), "up")[0][0].size == (12, 10)
 
 
 def test_a_tar_of_class_folders(folder):
@@ -148,6 +200,50 @@ def test_webdataset_shards(tmp_path):
     shard(tmp_path / "broken.tar", [("1.png", b"no"), ("1.cls", b"0")])
     with pytest.raises(BrokenSampleError, match=r"broken\.tar:1\.png"):
         open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "broken")[0]
+
+
+def test_shards_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "train-0.tar").symlink_to("nowhere.tar")
+    with pytest.raises(ValueError, match=r"train-0.tar: not a readable archive \(.*No such file"):
+        open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "train")
+    (tmp_path / "train-0.tar").unlink()
+    shard(tmp_path / "train-0.tar", [("1.png", png(1)), ("1.cls", b"007")])
+    source = open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "train")
+    assert (len(source.classes), source.labels()) == (8, [7])
+    (tmp_path / "train-0.tar").unlink()  # in the middle of a run
+    with pytest.raises(BrokenSampleError, match=r"train-0\.tar:1\.png: No such file"):
+        source[0]
+    for number in (b"99999999999", b"1000000", "\u0663".encode()):  # no list of so many classes is made
+        shard(tmp_path / "train-0.tar", [("1.png", png(1)), ("1.cls", number)])
+        with pytest.raises(ValueError, match=r"1.png: expected a number in 1.cls, found"):
+            open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "train")
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08", b"\0\0\x08\xff" + bytes(8), b"\0\0\x08\x01\xff\xff\xff\xff"])
+def test_damaged_idx_files_are_named(tmp_path, content):
+    for packed in (True, False):
+        path = tmp_path / ("x.gz" if packed else "x")
+        path.write_bytes(gzip.compress(content) if packed else content)
+        with pytest.raises(ValueError, match=rf"{path.name}: expected an IDX file of unsigned bytes"):
+            arrays.read_idx(path)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(ValueError, match=r"cut.gz: expected an IDX file"):
+        arrays.read_idx(tmp_path / "cut.gz")
+
+
+def test_idx_files_that_contradict_each_other_are_refused(tmp_path):
+    for labels, said in (
+        ([7], r"found \(2, 3, 4\) and \(1,\)"),
+        ([7, 10], "expected labels from 0 to 9 in .*, found 10"),
+    ):
+        for part, values in {
+            "images-idx3": np.zeros((2, 3, 4), np.uint8),
+            "labels-idx1": np.array(labels, np.uint8),
+        }.items():
+            raw = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
+            (tmp_path / f"train-{part}-ubyte").write_bytes(raw)
+        with pytest.raises(ValueError, match=said):
+            open_images(ImageDataConfig(name="fashion_mnist", root=str(tmp_path)), "train")
 
 
 @pytest.mark.parametrize("packed", [True, False])

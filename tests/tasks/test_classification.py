@@ -74,7 +74,7 @@ def test_predict(digits_run, tmp_path, capsys):
     assert cli.main(["predict", checkpoint, str(picture)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 6
     assert cli.main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
-    assert "found none at" in capsys.readouterr().err
+    assert "none.png: no such file" in capsys.readouterr().err
 
 
 def test_resume_by_the_command_line(tmp_path, capsys):

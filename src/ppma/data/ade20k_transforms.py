@@ -10,7 +10,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ppma.config import require
-from ppma.data.ade20k import IGNORED, Ade20kDataConfig
+from ppma.data.ade20k import Ade20kDataConfig
+from ppma.data.label_maps import IGNORED
 
 CROP_TRIES = 10
 

@@ -2,7 +2,9 @@
 
 import functools
 import gzip
+import math
 import struct
+import zlib
 from importlib import resources
 from pathlib import Path
 
@@ -40,10 +42,13 @@ def digits(split: str) -> ImageSource:
 
 def read_idx(path: Path) -> np.ndarray:
     """An IDX file of unsigned bytes, compressed or not."""
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    zero, kind, axes = struct.unpack(">HBB", raw[:4])
-    shape = struct.unpack(f">{axes}I", raw[4 : 4 + 4 * axes])
-    if zero or kind != 8 or len(raw) != 4 + 4 * axes + int(np.prod(shape)):
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        zero, kind, axes = struct.unpack(">HBB", raw[:4])
+        shape = struct.unpack(f">{axes}I", raw[4 : 4 + 4 * axes])
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise ValueError(f"{path}: expected an IDX file of unsigned bytes ({error})") from None
+    if zero or kind != 8 or len(raw) != 4 + 4 * axes + math.prod(shape):
         raise ValueError(f"{path}: expected an IDX file of unsigned bytes, of {shape} by its header")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
@@ -60,4 +65,10 @@ def idx_images(root: str, split: str, classes: tuple[str, ...]) -> ImageSource:
             raise ValueError(f"data.root: expected {name}(.gz) in {root}, found none")
         found.append(read_idx(paths[0]))
     images, labels = found
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"data.root: expected images (N, H, W) and labels (N,) in {root}, found {images.shape} and {labels.shape}"
+        )
+    if labels.size and labels.max() >= len(classes):
+        raise ValueError(f"data.root: expected labels from 0 to {len(classes) - 1} in {root}, found {labels.max()}")
     return ArrayImages(images, labels.astype(np.int64), classes)

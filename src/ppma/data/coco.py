@@ -1,8 +1,5 @@
 """Images with instances in COCO's layout: `annotations/instances_SPLIT.json`, images in `SPLIT/`."""
 
-import contextlib
-import io
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -14,16 +11,30 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.datasets import CocoDetection
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
+from ppma.data.coco_file import (
+    CocoFile,
+    Id,
+    ImageEntry,
+    clipped_box,
+    is_box,
+    is_id,
+    is_number,
+    is_polygon,
+    outline_mask,
+    read_coco,
+    run_lengths,
+    shown,
+)
+from ppma.data.decoding import decode
 from ppma.data.pixels import image_tensor
-from ppma.data.source import decode
 from ppma.engine.task import BrokenSampleError
 
-LEAST_SIDE = 1.0  # pixels of a box; narrower ones are degenerate
+_NO_OUTLINE, _EMPTY = "instances without an outline", "images without instances"
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class CocoDataConfig:
         require(named is None or len(named) == len(set(named)) > 0, "classes", "different names, or null", named)
 
 
-class CocoInstances(CocoDetection):
+class CocoInstances(Dataset):
     """One split.
 
     For training, a sample is what `transform` makes of an image and its target: boxes (n, 4), labels (n,) from 1 on,
@@ -69,34 +80,31 @@ class CocoInstances(CocoDetection):
         left_out: how many were left out, by reason.
     """
 
-    ids: list[int]
-
     def __init__(self, data: CocoDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
         self.source = annotation_file(data.root, split)
-        images = Path(data.root) / split
-        if not images.is_dir():
-            raise ValueError(f"data.root: expected the images in {images}, found no such folder")
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it prints how long it took
-                super().__init__(str(images), str(self.source))
-        except (ValueError, KeyError, TypeError, AssertionError, AttributeError) as error:
-            raise ValueError(f"{self.source}: not an annotation file in COCO's format ({error!r})") from None
+        self.folder = Path(data.root) / split
+        if not self.folder.is_dir():
+            raise ValueError(f"data.root: expected the images in {self.folder}, found no such folder")
+        contents = read_coco(self.source)
+        self.images = contents.images
         self.train, self.augment = transform is not None, transform
         self.left_out: Counter[str] = Counter()
-        self._choose_classes(data.classes)
-        self._choose_annotations()
-        if not self.ids:
-            raise ValueError(f"{self.source}: expected images with instances, found none{self._said()}")
+        self._first: dict[str, str] = {}
+        self._choose_classes(contents.categories, data.classes)
+        self._choose_annotations(contents)
         if self.left_out:
             warnings.warn(f"{self.source}: left out{self._said()}", stacklevel=2)
 
-    def _said(self) -> str:
-        return ": " + ", ".join(f"{count} {reason}" for reason, count in self.left_out.items()) if self.left_out else ""
+    def _leave_out(self, reason: str, entry: str, count: int = 1) -> None:
+        self.left_out[reason] += count
+        self._first.setdefault(reason, entry)
 
-    def _choose_classes(self, wanted: tuple[str, ...] | None) -> None:
-        ids = {str(category["name"]): category["id"] for _, category in sorted(self.coco.cats.items())}
-        if not ids:
-            raise ValueError(f"{self.source}: expected categories, found none")
+    def _said(self) -> str:
+        parts = [f"{count} {reason} (first: {self._first[reason]})" for reason, count in self.left_out.items()]
+        return ": " + ", ".join(parts) if parts else ""
+
+    def _choose_classes(self, categories: dict[Id, str], wanted: tuple[str, ...] | None) -> None:
+        ids = {name: identity for identity, name in categories.items()}
         unknown = [name for name in wanted or () if name not in ids]
         if unknown:
             raise ValueError(f"data.classes: {', '.join(unknown)} not among the categories of {self.source}")
@@ -104,71 +112,120 @@ class CocoInstances(CocoDetection):
         self.category_ids = tuple(ids[name] for name in self.classes)
         self.label_of = {category: label for label, category in enumerate(self.category_ids, start=1)}
 
-    def _choose_annotations(self) -> None:
-        kept: dict[int, list[dict[str, Any]]] = {image_id: [] for image_id in self.ids}
-        for annotation in self.coco.dataset.get("annotations", []):
+    def _choose_annotations(self, contents: CocoFile) -> None:
+        self.kept: dict[Id, list[dict[str, Any]]] = {image_id: [] for image_id in self.images}
+        for number, annotation in enumerate(contents.annotations):
+            entry = f"annotation {shown(annotation['id'])}" if "id" in annotation else f"annotations[{number}]"
             category = annotation.get("category_id")
-            if category not in self.coco.cats:
+            if not is_id(category) or category not in contents.categories:
                 raise ValueError(
-                    f"{self.source}: annotation {annotation.get('id')} has category_id {category!r}, which is none of "
-                    f"the {len(self.coco.cats)} categories"
+                    f"{self.source}: {entry} has category_id {shown(category)}, which is none of "
+                    f"the {len(contents.categories)} categories"
                 )
-            if category not in self.label_of:
-                continue
-            reason = self._reason_against(annotation)
-            if reason is None:
-                kept[annotation["image_id"]].append(annotation)
-            else:
-                self.left_out[reason] += 1
+            if category in self.label_of:
+                self._choose(annotation, entry)
+        self.ids = list(self.images)
         if self.train:
-            self.ids = [image_id for image_id in self.ids if kept[image_id]]
-            empty = len(kept) - len(self.ids)
+            self.ids = [image_id for image_id in self.ids if self.kept[image_id]]
+            empty = [image for image_id, image in self.images.items() if not self.kept[image_id]]
             if empty:
-                self.left_out["images without instances"] = empty
-        self.kept = kept
+                self._leave_out(_EMPTY, empty[0].file_name, len(empty))
+        if not any(not one["iscrowd"] for kept in self.kept.values() for one in kept):
+            hint = "; Mask R-CNN needs 'segmentation' beside every 'bbox'" if self.left_out[_NO_OUTLINE] else ""
+            raise ValueError(f"{self.source}: expected images with instances, found none{self._said()}{hint}")
 
-    def _reason_against(self, annotation: dict[str, Any]) -> str | None:
-        image = self.coco.imgs.get(annotation.get("image_id"))
-        if image is None:
-            return "instances of unknown images"
-        if annotation.get("iscrowd"):
-            return "crowd regions" if self.train else None
-        if _clipped_box(annotation.get("bbox"), image) is None:
-            return "degenerate boxes"
-        return None if _has_outline(annotation.get("segmentation")) else "instances without an outline"
+    def _choose(self, annotation: dict[str, Any], entry: str) -> None:
+        """Keep an annotation, in the fields that are used and with valid values, or note why not."""
+        image_id, crowd, box, area = (annotation.get(key) for key in ("image_id", "iscrowd", "bbox", "area"))
+        if crowd not in (None, 0, 1):
+            raise ValueError(f"{self.source}: {entry}: expected 0 or 1 as 'iscrowd', got {shown(crowd)}")
+        if not is_id(image_id) or image_id not in self.images:
+            return self._leave_out("instances of unknown images", entry)
+        image = self.images[image_id]
+        if crowd and self.train:
+            return self._leave_out("crowd regions", entry)
+        if not is_box(box) or clipped_box(box, image) is None:
+            return self._leave_out("degenerate boxes", entry)
+        outline = self._outline(annotation.get("segmentation"), image, entry)
+        if outline is None:
+            return self._leave_out(_NO_OUTLINE, entry)
+        self.kept[image_id].append(
+            {
+                "entry": entry,
+                "image_id": image_id,
+                "category_id": annotation["category_id"],
+                "iscrowd": int(bool(crowd)),
+                "bbox": box,
+                "area": area if is_number(area) and area >= 0 else box[2] * box[3],
+                "segmentation": outline,
+            }
+        )
+        return None
 
-    def _read(self, image_id: int) -> Image.Image:
-        described = self.coco.imgs[image_id]
-        path = Path(self.root) / described["file_name"]
-        image = decode(path, str(path))
-        if image.size != (described["width"], described["height"]):
+    def _outline(self, outline: Any, image: ImageEntry, entry: str) -> list[Any] | dict[str, Any] | None:
+        """The polygons among its parts, or a run-length code of the image's size; None where there is neither."""
+        if isinstance(outline, dict):
+            if outline.get("size") != [image.height, image.width]:
+                raise ValueError(
+                    f"{self.source}: {entry}: expected run lengths of the image's size [{image.height}, {image.width}]"
+                    f", got {repr(outline.get('size'))[:40]}"
+                )
+            return outline if outline.get("counts") else None
+        if not isinstance(outline, list):
+            return None
+        polygons = [polygon for polygon in outline if is_polygon(polygon, image)]
+        if polygons and len(polygons) < len(outline):
+            self._leave_out("parts of outlines that are no polygons", entry, len(outline) - len(polygons))
+        return polygons or None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _read(self, image: ImageEntry) -> Image.Image:
+        path = self.folder / image.file_name
+        frame = (image.width, image.height)
+        picture = decode(path, str(path), frame=frame)
+        if picture.size != frame:
             raise BrokenSampleError(
-                f"{path}: {image.width} x {image.height} pixels, but the annotations are for "
-                f"{described['width']} x {described['height']}"
+                f"{path}: {picture.width} x {picture.height} pixels, but the annotations are for "
+                f"{image.width} x {image.height}"
             )
-        return image
+        return picture
 
     def __getitem__(self, index: int) -> Any:
         image_id = self.ids[index]
-        image = self._read(image_id)
-        if self.augment is None:
-            truth = {"image_id": image_id, "annotations": self.kept[image_id], "category_ids": self.category_ids}
-            return image_tensor(image), truth
-        return self.augment(tv_tensors.Image(transforms.pil_to_tensor(image)), self._target(image_id, image))
-
-    def _target(self, image_id: int, image: Image.Image) -> dict[str, Any]:
-        annotations = self.kept[image_id]
-        boxes = [_clipped_box(one["bbox"], self.coco.imgs[image_id]) for one in annotations]
-        try:
-            masks = np.stack([self.coco.annToMask(one) for one in annotations])
-        except Exception as error:  # the decoder raises bare exceptions of several kinds
-            raise BrokenSampleError(f"{self.source}: image {image_id}: outline cannot be read ({error!r})") from None
-        canvas = (image.height, image.width)
-        return {
-            "boxes": tv_tensors.BoundingBoxes(torch.tensor(boxes), format="XYXY", canvas_size=canvas),
-            "labels": torch.tensor([self.label_of[one["category_id"]] for one in annotations]),
-            "masks": tv_tensors.Mask(torch.from_numpy(masks)),
+        picture = self._read(self.images[image_id])
+        if self.augment is not None:
+            return self.augment(tv_tensors.Image(transforms.pil_to_tensor(picture)), self._target(image_id))
+        for one in self.kept[image_id]:
+            if isinstance(one["segmentation"], dict):
+                self._checked(one, run_lengths, one["segmentation"]["counts"], picture.width * picture.height)
+        return image_tensor(picture), {
+            "image_id": image_id,
+            "annotations": self.kept[image_id],
+            "category_ids": self.category_ids,
         }
+
+    def _target(self, image_id: Id) -> dict[str, Any]:
+        annotations, image = self.kept[image_id], self.images[image_id]
+        boxes = [clipped_box(one["bbox"], image) for one in annotations]
+        masks = [
+            self._checked(one, outline_mask, one["segmentation"], image.height, image.width) for one in annotations
+        ]
+        return {
+            "boxes": tv_tensors.BoundingBoxes(
+                torch.tensor(boxes), format="XYXY", canvas_size=(image.height, image.width)
+            ),
+            "labels": torch.tensor([self.label_of[one["category_id"]] for one in annotations]),
+            "masks": tv_tensors.Mask(torch.from_numpy(np.stack(masks))),
+        }
+
+    def _checked(self, annotation: dict[str, Any], read: Callable[..., Any], *arguments: Any) -> Any:
+        """What `read` makes of an outline, or an error that names the annotation."""
+        try:
+            return read(*arguments)
+        except ValueError as error:
+            raise BrokenSampleError(f"{self.source}: {annotation['entry']}: {error}") from None
 
 
 def annotation_file(root: str, split: str) -> Path:
@@ -177,24 +234,3 @@ def annotation_file(root: str, split: str) -> Path:
     if not path.is_file():
         raise ValueError(f"data.root: expected the annotations in {path}, found none")
     return path
-
-
-def _clipped_box(box: Any, image: dict[str, Any]) -> list[float] | None:
-    """Left, top, right, bottom inside the image; None if nothing worth a box is left."""
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(x, int | float) for x in box):
-        return None
-    left, top, width, height = map(float, box)
-    if not all(map(math.isfinite, (left, top, width, height))):
-        return None
-    clipped = [max(left, 0.0), max(top, 0.0), min(left + width, image["width"]), min(top + height, image["height"])]
-    wide = clipped[2] - clipped[0] >= LEAST_SIDE and clipped[3] - clipped[1] >= LEAST_SIDE
-    return clipped if wide else None
-
-
-def _has_outline(segmentation: Any) -> bool:
-    """Whether there is a run-length code or a polygon of three points."""
-    if isinstance(segmentation, dict):
-        return bool(segmentation.get("counts"))
-    return isinstance(segmentation, list) and any(
-        isinstance(polygon, list) and len(polygon) >= 6 for polygon in segmentation
-    )

@@ -1,15 +1,17 @@
 """Folders of images, Hugging Face and torchvision data sets through timm's dataset factory."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from timm.data import create_dataset
-from timm.data.readers import get_img_extensions
 
-from ppma.data.source import ArrayImages, ImageSource, decode
+from ppma.data.decoding import IMAGE_SUFFIXES, decode
+from ppma.data.source import ArrayImages, ImageSource
+from ppma.engine.task import BrokenSampleError
 
 
 class ReaderImages(ImageSource):
@@ -29,9 +31,13 @@ class ReaderImages(ImageSource):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file, label, *_ = self.reader[index]
+        name = str(Path(self.root) / self.reader.filename(index))
+        try:
+            file, label, *_ = self.reader[index]
+        except OSError as error:  # a link to nothing, or no permission to read
+            raise BrokenSampleError(f"{name}: {error.strerror or error}") from None
         with file:
-            return decode(file, str(Path(self.root) / self.reader.filename(index))), int(label)
+            return decode(file, name), int(label)
 
     def labels(self) -> Sequence[int]:
         samples = getattr(self.reader, "samples", None)
@@ -42,15 +48,29 @@ class ReaderImages(ImageSource):
 
 def check_class_folders(folder: Path) -> None:
     """Every class folder must hold an image: an empty one would shift the labels of all that follow."""
-    suffixes = get_img_extensions(as_set=True)
-    empty = [
-        child.name
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and not any(path.suffix.lower() in suffixes for path in child.rglob("*"))
-    ]
+    folders = [child for child in sorted(folder.iterdir()) if child.is_dir()]
+    if not folders:
+        raise ValueError(f"data.root: expected one folder for each class in {folder}, found no folders")
+    empty = [child.name for child in folders if not any(map(_is_image, child.rglob("*")))]
     if empty:
         shown = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
         raise ValueError(f"data.root: no image in {len(empty)} class folders of {folder}: {shown}")
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def check_class_names(folder: Path, files: Iterable[str]) -> None:
+    """A class is the name of the folder around an image, so no two may share one, and none may lack one."""
+    named: dict[str, str] = {}
+    for parent in sorted({os.path.dirname(file) for file in files}):
+        if Path(parent) == folder:
+            raise ValueError(f"data.root: expected images in class folders only, found some directly in {folder}")
+        name = os.path.basename(parent)
+        if name in named:
+            raise ValueError(f"data.root: {named[name]} and {parent} would be one class, {name!r}")
+        named[name] = parent
 
 
 def split_folder(root: str, split: str) -> Path:
@@ -67,8 +87,14 @@ def folder_images(root: str, split: str | None) -> ImageSource:
     if not Path(root).is_dir():
         raise ValueError(f"data.root: expected a folder, found none at {root}")
     folder = Path(root) if split is None else split_folder(root, split)
-    check_class_folders(folder)
-    return _from_timm("", str(folder), split or "")
+    try:
+        check_class_folders(folder)
+    except OSError as error:
+        raise ValueError(f"data.root: {error.filename}: {error.strerror}") from None
+    images = _from_timm("", str(folder), split or "", input_key=";".join(IMAGE_SUFFIXES))
+    assert isinstance(images, ReaderImages)
+    check_class_names(folder, (path for path, _ in images.reader.samples))
+    return images
 
 
 def timm_images(name: str, root: str | None, split: str) -> ImageSource:
@@ -81,10 +107,10 @@ def timm_images(name: str, root: str | None, split: str) -> ImageSource:
     return _from_timm(name, root, split)
 
 
-def _from_timm(name: str, root: str | None, split: str) -> ImageSource:
+def _from_timm(name: str, root: str | None, split: str, **options: Any) -> ImageSource:
     try:
-        dataset = create_dataset(name, root=root, split=split, search_split=False)
-    except (RuntimeError, AssertionError, ImportError, FileNotFoundError) as error:
+        dataset = create_dataset(name, root=root, split=split, search_split=False, **options)
+    except (RuntimeError, AssertionError, ImportError, OSError) as error:
         raise ValueError(f"data.name, data.root: {name or 'folder'} at {root}: {error}") from None
     if hasattr(dataset, "reader"):
         return ReaderImages(dataset.reader, root or name)

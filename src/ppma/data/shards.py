@@ -6,8 +6,10 @@ beside them, and would run what it finds there.)
 """
 
 import io
+import lzma
 import os
 import tarfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,9 +17,11 @@ from typing import Literal, NamedTuple
 from PIL import Image
 from timm.utils.misc import natural_key
 
-from ppma.data.source import ImageSource, decode
+from ppma.data.decoding import IMAGE_SUFFIXES, decode
+from ppma.data.source import ImageSource
+from ppma.engine.task import BrokenSampleError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+MOST_CLASSES = 1_000_000  # a greater number in a .cls file is a mistake
 
 
 class _Member(NamedTuple):
@@ -45,7 +49,7 @@ class TarImages(ImageSource):
         for archive in archives:
             try:
                 self._index(archive, labels, names)
-            except (tarfile.TarError, UnicodeDecodeError) as error:
+            except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
                 raise ValueError(f"{archive}: not a readable archive ({error})") from None
         if not names:
             raise ValueError(f"data.root: no image in {split}*.tar of {root}")
@@ -67,21 +71,28 @@ class TarImages(ImageSource):
                     written[stem] = content.read().decode().strip()
         for stem, image in images.items():
             name = written.get(stem, "") if labels == "cls" else os.path.basename(os.path.dirname(stem))
-            if not name or (labels == "cls" and not name.isdecimal()):
+            if not name or (labels == "cls" and not _is_class_number(name)):
                 expected = f"a number in {stem}.cls" if labels == "cls" else "a class folder around it"
-                raise ValueError(f"{image.name}: expected {expected}, found {name or 'none'}")
+                raise ValueError(f"{image.name}: expected {expected}, found {name[:40] or 'none'}")
             self.members.append(image)
-            names.append(name)
+            names.append(str(int(name)) if labels == "cls" else name)
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         archive, offset, size, name = self.members[index]
-        with open(archive, "rb") as file:
-            file.seek(offset)
-            content = file.read(size)
+        try:
+            with open(archive, "rb") as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise BrokenSampleError(f"{name}: {error.strerror}") from None
         return decode(io.BytesIO(content), name), self.targets[index]
 
     def labels(self) -> Sequence[int]:
         return self.targets
+
+
+def _is_class_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) < MOST_CLASSES

@@ -2,13 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
-
-from ppma.engine.task import BrokenSampleError
 
 
 class ImageSource(Dataset, ABC):
@@ -68,24 +65,6 @@ class Subset(ImageSource):
     def labels(self) -> Sequence[int]:
         labels = self.source.labels()
         return [labels[index] for index in self.indices]
-
-
-def image_files(images: Sequence[str | Path]) -> list[Path]:
-    """Paths that a user gave, if all of them exist."""
-    paths = [Path(path) for path in images]
-    missing = [str(path) for path in paths if not path.is_file()]
-    if missing:
-        raise ValueError(f"image: expected files, found none at {', '.join(missing)}")
-    return paths
-
-
-def decode(file: object, name: str) -> Image.Image:
-    """The whole image of an open file in RGB, or a BrokenSampleError that names it."""
-    try:
-        with Image.open(file) as image:  # type: ignore[arg-type]
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise BrokenSampleError(f"{name}: {error or type(error).__name__}") from None
 
 
 def stratified(labels: Sequence[int], fractions: Sequence[float], seed: int) -> list[list[int]]:

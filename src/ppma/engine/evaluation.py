@@ -1,5 +1,7 @@
 """Evaluation: every held-out sample once, over all processes."""
 
+import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -134,6 +136,6 @@ def evaluate_model(
             batch_size=batch_size,
             workers=workers,
             world=world,
-            broken=BrokenSamples(max_broken),
+            broken=BrokenSamples(max_broken, functools.partial(print, file=sys.stderr)),  # stdout is for the results
             amp=amp,
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ppma.data.source import decode
+from ppma.data.decoding import decode
 from ppma.engine.task import BrokenSampleError
 from ppma.ops import checks
 

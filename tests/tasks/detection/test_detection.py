@@ -19,6 +19,7 @@ from short_run import (
 import ppma
 from ppma import cli
 from ppma.data.coco import CocoDataConfig, CocoInstances
+from ppma.data.coco_file import outline_mask
 from ppma.engine.log import read_rows
 from ppma.tasks.detection.metrics import CocoMetrics
 from ppma.tasks.detection.task import load_detector
@@ -57,7 +58,7 @@ def truths(scenes):
     samples = [held_out[index] for index in range(len(held_out))]
     for _, truth in samples:
         for one in truth["annotations"]:
-            one["mask"] = held_out.coco.annToMask(one)
+            one["mask"] = outline_mask(one["segmentation"], 64, 64)
     return sorted(samples, key=lambda sample: -len(sample[1]["annotations"]))
 
 
@@ -97,6 +98,15 @@ def test_detections_in_a_crowd_are_no_mistakes(truths):
     missing = truth | {"annotations": [first]}
     assert measure([(image, crowd)], [found])["box_AP"] == pytest.approx(100)
     assert measure([(image, missing)], [found])["box_AP"] == pytest.approx(50)
+
+
+@pytest.mark.parametrize("ids", [(0, 1), (7, 7), (None, None)])
+def test_ids_of_annotations_do_not_change_what_is_measured(truths, ids):
+    """pycocotools takes an instance with the id 0 for one that was not found."""
+    (image, truth), *_ = truths
+    numbered = [one | {"id": identity} for one, identity in zip(truth["annotations"], ids, strict=False)]
+    truth = truth | {"annotations": numbered}
+    assert measure([(image, truth)], [perfect(truth)])["box_AP"] == pytest.approx(100)
 
 
 def test_weights_of_a_run_load_as_a_detector_and_as_a_backbone(run, scenes):
@@ -141,6 +151,45 @@ def test_predict_draws_what_it_found(run, scenes, tmp_path, capsys):
     assert len(list((tmp_path / "all").iterdir())) == 2
     assert cli.main(["predict", checkpoint, str(picture), "--out", str(tmp_path / "x.txt")]) == 2
     assert cli.main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
+
+
+def test_predict_bad_images_are_lines_and_drawings_do_not_collide(run, scenes, tmp_path, capsys):
+    checkpoint = str(run / "best.safetensors")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(scenes / "val2017" / "000001.jpg", tmp_path / folder / "1.jpg")
+    (tmp_path / "b" / "0.jpg").touch()
+    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert cli.main(["predict", checkpoint, *folders, "--out", str(tmp_path / "out"), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"ppma predict: {tmp_path}/b/0.jpg: not an image, or damaged at its beginning\n"
+    drawn = [one["overlay"] for one in json.loads(printed.out)]
+    assert drawn == [str(tmp_path / "out" / name) for name in ("1_overlay.png", "1_overlay_2.png")]
+    assert all((tmp_path / "out" / name).is_file() for name in drawn)
+
+
+def test_predict_refuses_places_it_cannot_draw_to(run, scenes, tmp_path, capsys):
+    checkpoint, picture = str(run / "best.safetensors"), tmp_path / "1.jpg"
+    shutil.copy(scenes / "val2017" / "000001.jpg", picture)
+    content = picture.read_bytes()
+    (tmp_path / "file").touch()
+    for out, said in ((picture, "expected another file than the image"), (tmp_path / "file" / "x.png", "out: ")):
+        assert cli.main(["predict", checkpoint, str(picture), "--out", str(out)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+    assert picture.read_bytes() == content
+
+
+def test_predict_takes_images_of_one_pixel_and_refuses_threads(run, tmp_path, capsys):
+    sizes = ((1, 1), (1, 100), (100, 1), (1, 101))
+    for width, height in sizes:
+        Image.new("RGB", (width, height)).save(tmp_path / f"{width}x{height}.png")
+    paths = [str(tmp_path / f"{width}x{height}.png") for width, height in sizes]
+    assert cli.main(["predict", str(run / "best.safetensors"), *paths, "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("drawn in") == 3
+    assert printed.err.count("\n") == 1
+    assert "1x101.png: expected sides in a ratio of at most 100 to 1" in printed.err
 
 
 def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):

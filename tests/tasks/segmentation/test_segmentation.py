@@ -19,7 +19,9 @@ from short_run import (
 import ppma
 from ppma import cli
 from ppma.config import ConfigError
-from ppma.data.ade20k import IGNORED, Ade20kDataConfig
+from ppma.data import ade20k
+from ppma.data.ade20k import Ade20kDataConfig
+from ppma.data.label_maps import IGNORED
 from ppma.engine.log import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
@@ -196,7 +198,8 @@ def test_resume_gives_the_same_bits(run, scenes, tmp_path):
     assert_resume_gives_the_same_bits(RECIPE, run, tmp_path / "run", changes, load_segmenter)
 
 
-def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys):
+def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ade20k, "SAMPLED_MAPS", 1)  # what is wrong lies beyond the maps that are read at the start
     root = tmp_path / "scenes"
     shutil.copytree(scenes, root)
     Image.fromarray(np.full((64, 64), 99, np.uint8)).save(root / "annotations" / "training" / "000003.png")
@@ -209,6 +212,45 @@ def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, 
     shown = capsys.readouterr().err
     assert "label 99 out of range" in shown
     assert "64 x 60 labels, but the image has 64 x 64 pixels" in shown
+
+
+def test_labels_are_announced_and_contradictions_end_the_command(run, scenes, tmp_path, capsys):
+    changes = (*QUICK, f"data.root={scenes}", "steps=1", "eval_steps=1")
+    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings(*changes)]) == 0
+    shown = capsys.readouterr().err
+    for split, count in (("training", 8), ("validation", 3)):
+        assert f"{scenes}/annotations/{split}: {count} of {count} label maps read; 1 to 11 for 11 classes" in shown
+    assert "%" in shown.split("background")[0].splitlines()[-1]
+    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "b"), *settings(*changes, "data.labels=plain")]) == 2
+    shown = capsys.readouterr().err
+    assert "label 11 out of range, expected 0 to 10 for 11 classes, 255 ignored (labels: plain)" in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "b").exists()
+    checkpoint = str(run / "best.safetensors")
+    assert cli.main(["eval", checkpoint, "--data", str(scenes), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["count"] == 3
+    assert "3 of 3 label maps read" in printed.err
+    assert (
+        cli.main(["eval", checkpoint, "--data", str(scenes), "--split", "training", *settings("data.labels=plain")])
+        == 2
+    )
+    assert "label 11 out of range" in capsys.readouterr().err
+
+
+def test_plain_labels_train_and_stay_with_the_checkpoint(scenes, tmp_path, capsys):
+    root = tmp_path / "scenes"
+    shutil.copytree(scenes, root)
+    for path in (root / "annotations").glob("*/*.png"):
+        with Image.open(path) as image:
+            values = np.asarray(image) - np.uint8(1)
+        Image.fromarray(values).save(path)
+    changes = (*QUICK, f"data.root={root}", "data.labels=plain", "steps=1", "eval_steps=1")
+    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
+    recorded = read_rows(tmp_path / "run" / "metrics.csv")[-1]
+    capsys.readouterr()
+    assert cli.main(["eval", str(tmp_path / "run" / "best.safetensors"), "--data", str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mIoU"] == pytest.approx(recorded["val_mIoU"], abs=1e-6)
 
 
 def test_mistakes_in_the_configuration_are_named():

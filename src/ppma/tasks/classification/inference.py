@@ -1,6 +1,6 @@
 """What a trained classifier is used for: accuracy on a data set, classes of single images."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import torch
 from ppma.classifier import load_classifier
 from ppma.config import ConfigError
 from ppma.data.classes import check_classes
+from ppma.data.decoding import Report, image_files, read_images
 from ppma.data.images import ImageDataConfig, TransformedImages, eval_transform, open_images
 from ppma.data.readers import folder_images
-from ppma.data.source import ImageSource, decode, image_files
+from ppma.data.source import ImageSource
 from ppma.engine.evaluation import evaluate_model
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.task import ClassificationMetrics, collate
@@ -83,23 +84,23 @@ class Prediction:
 
 
 @torch.inference_mode()
-def predict(checkpoint: str | Path, images: Sequence[str | Path], *, top: int = 5) -> list[Prediction]:
-    """Classify image files.
+def predict(
+    checkpoint: str | Path, images: Sequence[str | Path], *, top: int = 5, report: Report | None = None
+) -> Iterator[Prediction]:
+    """Classify image files, each as it is asked for.
 
     Args:
         checkpoint: any file that `ppma.load_checkpoint` reads.
-        images: paths.
+        images: paths; a folder stands for the images in it.
         top: how many classes.
+        report: see `ppma.data.decoding.read_images`.
     """
     if top < 1:
         raise ValueError(f"top: expected at least 1, got {top}")
-    paths = image_files(images)
     model, preparation = load_classifier(checkpoint)
     transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
-    predictions = []
-    for path in paths:
-        probabilities = model(transform(decode(path, str(path)))[None]).float().softmax(-1)[0]
+    for path, image in read_images(*image_files(images), report):
+        probabilities = model(transform(image)[None]).float().softmax(-1)[0]
         best = probabilities.topk(min(top, len(probabilities)))
         names = tuple(preparation.classes[index] for index in best.indices.tolist())
-        predictions.append(Prediction(str(path), names, tuple(best.values.tolist())))
-    return predictions
+        yield Prediction(str(path), names, tuple(best.values.tolist()))

@@ -1,6 +1,6 @@
 """What a trained detector is used for: average precision on a data set, instances in single images."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,11 @@ import torch
 
 from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
+from ppma.data.decoding import Report
 from ppma.data.pixels import image_tensor
 from ppma.engine.evaluation import evaluate_model
 from ppma.tasks.dense.overlay import draw_instances
-from ppma.tasks.dense.use import data_configuration, open_pictures
+from ppma.tasks.dense.use import data_configuration, open_pictures, save_drawing
 from ppma.tasks.detection.metrics import SOLID, CocoMetrics
 from ppma.tasks.detection.task import collate, load_detector
 
@@ -44,32 +45,36 @@ def evaluate_checkpoint(
 
 @torch.inference_mode()
 def predict(
-    checkpoint: str | Path, images: Sequence[str | Path], *, out: str | Path | None = None, threshold: float = 0.5
-) -> list[dict[str, Any]]:
-    """Find instances and draw them; returns plain values for each image.
+    checkpoint: str | Path,
+    images: Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    threshold: float = 0.5,
+    report: Report | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Find instances and draw them; gives plain values for each image as it is done.
 
     Args:
         checkpoint: a file of `ppma train`.
-        images: paths.
+        images: paths; a folder stands for the images in it.
         out: see `open_pictures`.
+        report: see `ppma.data.decoding.read_images`.
         threshold: instances with a lower score are left out.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold: expected a number from 0 to 1, got {threshold}")
     model, _, classes = load_detector(checkpoint)
-    predictions = []
-    for path, picture, target in open_pictures(images, out):
+    for path, picture, target in open_pictures(images, out, report):
         (found,) = model([image_tensor(picture)])
         kept = found["scores"] >= threshold
         boxes, scores, labels = (found[key][kept] for key in ("boxes", "scores", "labels"))
         masks = found["masks"][kept, 0] > SOLID
         names = [classes[label - 1] for label in labels.tolist()]
         texts = [f"{name} {score:.2f}" for name, score in zip(names, scores.tolist(), strict=True)]
-        draw_instances(picture, boxes, masks, labels.tolist(), texts).save(target)
+        save_drawing(draw_instances(picture, boxes, masks, labels.tolist(), texts), target)
         described = zip(names, scores.tolist(), boxes.tolist(), masks.sum((1, 2)).tolist(), strict=True)
         instances = [{"class": n, "score": s, "box": box, "pixels": area} for n, s, box, area in described]
-        predictions.append({"image": path, "overlay": str(target), "instances": instances})
-    return predictions
+        yield {"image": path, "overlay": str(target), "instances": instances}
 
 
 def rows(prediction: dict[str, Any]) -> list[str]:

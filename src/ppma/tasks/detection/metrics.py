@@ -49,14 +49,12 @@ class CocoMetrics(Metrics):
         return self.noted
 
     def compute(self, states: Sequence[_Noted]) -> dict[str, float]:
+        annotations = [one for state in states for one in state.annotations]
         truth = COCO()
         truth.dataset = {
             "images": [image for state in states for image in state.images],
-            "annotations": [
-                {"area": one["bbox"][2] * one["bbox"][3], "iscrowd": 0, **one}
-                for state in states
-                for one in state.annotations
-            ],
+            # Numbered anew: pycocotools takes an instance whose id is 0 for one that was not found.
+            "annotations": [one | {"id": number} for number, one in enumerate(annotations, start=1)],
             "categories": [{"id": category} for category in sorted({c for s in states for c in s.category_ids})],
         }
         detections = [one for state in states for one in state.detections]

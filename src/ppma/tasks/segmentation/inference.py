@@ -1,6 +1,6 @@
 """What a trained segmenter is used for: intersection over union on a data set, the classes of an image's pixels."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +8,13 @@ import torch
 
 from ppma.data.ade20k import Ade20kImages
 from ppma.data.classes import check_classes
+from ppma.data.decoding import Report
 from ppma.data.pixels import image_tensor
 from ppma.engine.evaluation import evaluate_model
 from ppma.tasks.dense.overlay import draw_classes
-from ppma.tasks.dense.use import data_configuration, open_pictures
+from ppma.tasks.dense.use import data_configuration, open_pictures, save_drawing
 from ppma.tasks.segmentation.metrics import PixelMetrics
-from ppma.tasks.segmentation.task import collate
+from ppma.tasks.segmentation.task import announce_labels, collate
 from ppma.tasks.segmentation.testing import probabilities
 from ppma.tasks.segmentation.weights import load_segmenter, numbered
 
@@ -42,30 +43,34 @@ def evaluate_checkpoint(
     held_out = Ade20kImages(config.data, split or config.data.val_split)
     if len(held_out.classes) != len(classes) or classes != numbered(len(classes)):  # numbers stand for any names
         check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
+    announce_labels(held_out)
     metrics = PixelMetrics(len(classes), config.data, config.test)
     return evaluate_model(model, metrics, held_out, collate, batch_size=batch_size, **options)
 
 
 @torch.inference_mode()
 def predict(
-    checkpoint: str | Path, images: Sequence[str | Path], *, out: str | Path | None = None
-) -> list[dict[str, Any]]:
-    """Classify pixels and draw them; returns plain values for each image.
+    checkpoint: str | Path,
+    images: Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    report: Report | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Classify pixels and draw them; gives plain values for each image as it is done.
 
     Args:
         checkpoint: a file of `ppma train`, or one in MMSegmentation's layout.
-        images: paths.
+        images: paths; a folder stands for the images in it.
         out: see `open_pictures`.
+        report: see `ppma.data.decoding.read_images`.
     """
     model, config, classes = load_segmenter(checkpoint)
-    predictions = []
-    for path, picture, target in open_pictures(images, out):
+    for path, picture, target in open_pictures(images, out, report):
         labels = probabilities(model, image_tensor(picture), config.data, config.test).argmax(0)
-        draw_classes(picture, labels, classes).save(target)
+        save_drawing(draw_classes(picture, labels, classes), target)
         shares = torch.bincount(labels.flatten(), minlength=len(classes)) / labels.numel()
         present = sorted(((share, name) for share, name in zip(shares.tolist(), classes, strict=True) if share))[::-1]
-        predictions.append({"image": path, "overlay": str(target), "shares": {name: s for s, name in present}})
-    return predictions
+        yield {"image": path, "overlay": str(target), "shares": {name: s for s, name in present}}
 
 
 def rows(prediction: dict[str, Any]) -> list[str]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ppma.data.ade20k import IGNORED, Ade20kDataConfig
+from ppma.data.ade20k import Ade20kDataConfig
+from ppma.data.label_maps import IGNORED
 from ppma.engine.task import Metrics
 from ppma.tasks.segmentation.testing import TestConfig, probabilities
 

@@ -1,6 +1,8 @@
 """Segmentation for the engine: model, data, loss, metrics."""
 
 import functools
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ppma.data.ade20k import IGNORED, Ade20kImages
+from ppma.data.ade20k import Ade20kImages
 from ppma.data.ade20k_transforms import train_transform
+from ppma.data.label_maps import IGNORED
 from ppma.engine.task import Task
 from ppma.tasks.dense.weights import save_model, starting_backbone
 from ppma.tasks.segmentation.config import SegmentationConfig
@@ -40,6 +43,13 @@ def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0) -> Tensor:
     return total / (weight * pixels).sum().clamp(min=torch.finfo(weight.dtype).tiny)  # 0 in a batch without any label
 
 
+def announce_labels(images: Ade20kImages) -> Ade20kImages:
+    """Print how much there is of each class, in one process of several; returns what was given."""
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(images.counts.lines(str(images.maps))), file=sys.stderr)
+    return images
+
+
 class Segmentation(Task[SegmentationConfig]):
     """Training of UPerNet on images with label maps."""
 
@@ -49,7 +59,7 @@ class Segmentation(Task[SegmentationConfig]):
     def source(self) -> Ade20kImages:
         """The training images."""
         data = self.config.data
-        return Ade20kImages(data, data.train_split, train_transform(data, self.config.augment))
+        return announce_labels(Ade20kImages(data, data.train_split, train_transform(data, self.config.augment)))
 
     def model(self) -> nn.Module:
         return UPerNet(starting_backbone(self.config), len(self.source.classes), self.config.decoder)
@@ -58,7 +68,7 @@ class Segmentation(Task[SegmentationConfig]):
         return self.source
 
     def eval_data(self) -> Mapping[str, Dataset]:
-        return {"val": Ade20kImages(self.config.data, self.config.data.val_split)}
+        return {"val": announce_labels(Ade20kImages(self.config.data, self.config.data.val_split))}
 
     def collate(self, samples: list[Any]) -> Any:
         return collate(samples)

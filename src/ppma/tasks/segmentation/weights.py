@@ -78,7 +78,7 @@ def _from_mmsegmentation(
         steps=1,
         batch_size=2,
         lr=6e-5,
-        data=Ade20kDataConfig(root="", classes=names),
+        data=Ade20kDataConfig(root="", classes=names, labels="ade20k"),
         decoder=decoder,
         test=TestConfig(mode="slide"),
     )

@@ -1,0 +1,225 @@
+"""Image files as upright RGB images and as label maps: the one place where pixels are read."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from ppma.engine.task import BrokenSampleError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
+MAX_RATIO = 100  # of the sides: scaled to fit a model, a longer image would have no width left, or be enormous
+
+_LARGEST_INTEGER = 65535
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_INDEX_MODES = ("1", "L", "P", "I", *_SIXTEEN_BITS)
+_LOSSY = ("JPEG", "MPO", "JPEG2000")
+_STRETCHED = {"L;2": 85, "L;4": 17}  # how Pillow multiplies grey values of 2 and 4 bits to fill 0 to 255
+
+# EXIF's orientations 2 to 8, and how each becomes upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_FIRST_SIDEWAYS = 5  # from this orientation on, width and height change places
+
+
+Report = Callable[[str], None]
+
+
+class LabelFormatError(BrokenSampleError):
+    """A label map that is read without damage but cannot be what the configuration says it is."""
+
+
+def decode(file: str | Path | BinaryIO, name: str, *, frame: tuple[int, int] | None = None) -> Image.Image:
+    """The whole image in RGB, upright as EXIF says.
+
+    16-bit values are divided by 65535; floating-point values must lie in [0, 1]. Transparent pixels are laid on white.
+
+    Args:
+        file: a path, or a file opened for reading bytes.
+        name: names the file in messages.
+        frame: (width, height) that annotations were made for. Where only the stored, unrotated image has this size, it
+            is left unrotated.
+
+    Raises:
+        BrokenSampleError: the file cannot be read as an image.
+    """
+    with _opened(file, name) as image:
+        if max(image.size) > MAX_RATIO * min(image.size):
+            raise ValueError(
+                f"expected sides in a ratio of at most {MAX_RATIO} to 1, got {image.width} x {image.height}"
+            )
+        image.load()
+        stored, orientation = image.size, _orientation(image)
+        upright = stored[::-1] if orientation >= _FIRST_SIDEWAYS else stored
+        rgb = _to_rgb(image)
+        return rgb if frame == stored != upright else _turned(rgb, orientation)
+
+
+def decode_labels(path: Path) -> np.ndarray:
+    """The values of a label map, (H, W), integers as the file has them; indices where it has a palette.
+
+    Raises:
+        BrokenSampleError: the file cannot be read as an image.
+        LabelFormatError: it can, but has no single whole number for each pixel.
+    """
+    with _opened(path, str(path)) as image:
+        if image.format in _LOSSY:
+            raise LabelFormatError(f"{path}: expected a lossless PNG, got {image.format}, which changes labels")
+        if image.mode not in _INDEX_MODES:
+            raise LabelFormatError(
+                f"{path}: expected one label for each pixel (grey values or a palette), got {image.mode} pixels"
+            )
+        stretched = _STRETCHED.get(_raw_mode(image), 1)
+        image.load()
+        return np.asarray(_turned(image, _orientation(image))) // stretched
+
+
+def image_size(path: Path, frame: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) of what `decode` gives for the same frame, mostly from the file's header alone."""
+    with _opened(path, str(path)) as image:
+        sideways = image.size != frame and _orientation(image) >= _FIRST_SIDEWAYS
+        return image.size[::-1] if sideways else image.size
+
+
+def image_files(images: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """The files that a user names, a folder standing for the images in it.
+
+    Returns:
+        Paths, which need not exist, and a line about each folder without images.
+    """
+    paths: list[Path] = []
+    problems: list[str] = []
+    for given in map(Path, images):
+        if not given.is_dir():
+            paths.append(given)
+            continue
+        try:
+            inside = sorted(given.iterdir())
+        except OSError as error:
+            problems.append(f"{given}: {error.strerror}")
+            continue
+        found = [path for path in inside if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()]
+        if not found:
+            folders = sum(path.is_dir() for path in inside)
+            problems.append(
+                f"{given}: expected images ({', '.join(IMAGE_SUFFIXES)}) in this folder, "
+                f"found {len(inside) - folders} other files and {folders} folders"
+            )
+        paths += found
+    return paths, problems
+
+
+def read_images(
+    paths: Sequence[Path], problems: Sequence[str] = (), report: Report | None = None
+) -> Iterator[tuple[Path, Image.Image]]:
+    """Each image that can be read.
+
+    Args:
+        paths: of the files.
+        problems: lines about what else was named, from `image_files`.
+        report: takes a line about each file that cannot be read, and each of `problems`; None to raise a
+            BrokenSampleError.
+    """
+
+    def tell(problem: str) -> None:
+        if report is None:
+            raise BrokenSampleError(problem)
+        report(problem)
+
+    for problem in problems:
+        tell(problem)
+    for path in paths:
+        try:
+            image = decode(path, str(path))
+        except BrokenSampleError as error:
+            tell(str(error))
+        else:
+            yield path, image
+
+
+@contextlib.contextmanager
+def _opened(file: str | Path | BinaryIO, name: str) -> Iterator[Image.Image]:
+    try:
+        if isinstance(file, str | Path) and not os.path.isfile(file):  # a pipe would be waited for
+            raise BrokenSampleError(f"{name}: {_missing(file)}")
+        with Image.open(file, formats=_formats()) as image:
+            yield image
+    except BrokenSampleError:
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever the damaged bytes made them do
+        raise BrokenSampleError(f"{name}: {_reason(error)}") from None
+
+
+def _missing(path: str | Path) -> str:
+    if os.path.isdir(path):
+        return "expected an image, found a folder"
+    if os.path.exists(path):
+        return "expected an image, found no regular file"
+    if os.path.islink(path):
+        return f"a link to {os.readlink(path)}, which does not exist"
+    return "no such file"
+
+
+def _reason(error: Exception) -> str:
+    """One line, without the path, which the message names already."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or damaged at its beginning"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """All that Pillow reads but EPS, for which it would run Ghostscript on the file."""
+    Image.init()
+    return tuple(name for name in Image.ID if name != "EPS")
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 (upright) to 8; a damaged EXIF block says nothing."""
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation)
+        return found if found in _TURNS else 1
+    except Exception:  # as in `_opened`
+        return 1
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("F", "I", *_SIXTEEN_BITS):
+        return _to_eight_bits(image).convert("RGB")
+    if image.has_transparency_data:
+        overlay = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), overlay).convert("RGB")
+    return image.convert("RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Grey values of 16 bits or in [0, 1] as 0 to 255; `convert` would clip them."""
+    values = np.asarray(image)
+    largest = 1 if image.mode == "F" else _LARGEST_INTEGER
+    least, most = values.min(), values.max()
+    if not (least >= 0 and most <= largest):  # false for NaN
+        raise ValueError(f"expected {image.mode} pixels from 0 to {largest}, found {least:g} to {most:g}")
+    return Image.fromarray(np.rint(values * (255 / largest)).astype(np.uint8))
+
+
+def _raw_mode(image: Image.Image) -> Any:
+    """How pixels are laid out in the file, as Pillow calls it."""
+    arguments = image.tile[0][3] if getattr(image, "tile", None) else None  # type: ignore[attr-defined]
+    return arguments[0] if isinstance(arguments, tuple) and arguments else arguments

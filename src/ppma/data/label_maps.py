@@ -1,0 +1,141 @@
+"""What the values in label maps mean, checked on every map and, before a run, on a sample of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ppma.data.decoding import LabelFormatError
+from ppma.engine.task import BrokenSampleError
+
+IGNORED = 255  # the label of pixels without a class, whatever the files say
+SHOWN_CLASSES = 30
+
+Convention = Literal["ade20k", "plain"]
+
+
+@dataclass(frozen=True)
+class LabelFormat:
+    """How the values of label maps become classes.
+
+    Attributes:
+        convention: "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k.
+        ignore_index: a value that is ignored; None for 255 with "plain", and for no other than 0 with "ade20k".
+        classes: names.
+    """
+
+    convention: Convention
+    ignore_index: int | None
+    classes: tuple[str, ...]
+
+    @property
+    def offset(self) -> int:
+        """The value of the first class."""
+        return 1 if self.convention == "ade20k" else 0
+
+    @property
+    def ignored(self) -> tuple[int, ...]:
+        """Values that stand for no class."""
+        default = 0 if self.convention == "ade20k" else IGNORED
+        if self.ignore_index is None:
+            return (default,)
+        return tuple(sorted({0, self.ignore_index})) if self.convention == "ade20k" else (self.ignore_index,)
+
+    def to_labels(self, values: np.ndarray, name: str) -> np.ndarray:
+        """Values of a file (H, W) to classes from 0 on and `IGNORED`: (H, W), int64.
+
+        Args:
+            values: as the file has them.
+            name: of the file, for messages.
+        """
+        labels = values.astype(np.int64) - self.offset
+        ignored = np.isin(values, self.ignored)
+        outside = ((labels < 0) | (labels >= len(self.classes))) & ~ignored
+        if outside.any():
+            raise LabelFormatError(
+                f"{name}: label {values[outside].max()} out of range, expected {self}; "
+                "see data.labels and data.ignore_index"
+            )
+        labels[ignored] = IGNORED
+        return labels
+
+    def __str__(self) -> str:
+        last = len(self.classes) - 1 + self.offset
+        ignored = " and ".join(map(str, self.ignored))
+        return f"{self.offset} to {last} for {len(self.classes)} classes, {ignored} ignored (labels: {self.convention})"
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """Pixels of each class in a sample of label maps.
+
+    Attributes:
+        format: what the values mean.
+        pixels: for each class.
+        ignored: pixels without a class.
+        maps: how many were counted,
+        of: of how many.
+    """
+
+    format: LabelFormat
+    pixels: tuple[int, ...]
+    ignored: int
+    maps: int
+    of: int
+
+    def lines(self, title: str) -> list[str]:
+        """A histogram to print, most frequent classes first."""
+        total = max(1, sum(self.pixels) + self.ignored)
+        rows = sorted(zip(self.pixels, self.format.classes, strict=True), key=lambda row: -row[0])
+        present = [row for row in rows if row[0]]
+        absent = [name for pixels, name in rows if not pixels]
+        lines = [f"{title}: {self.maps} of {self.of} label maps read; {self.format}"]
+        lines += [_row(pixels, total, name) for pixels, name in present[:SHOWN_CLASSES]]
+        rest = present[SHOWN_CLASSES:]
+        if rest:
+            lines.append(_row(sum(pixels for pixels, _ in rest), total, f"({len(rest)} other classes)"))
+        lines.append(_row(self.ignored, total, "(ignored)"))
+        if absent:
+            shown = ", ".join(absent[:SHOWN_CLASSES]) + (", ..." if len(absent) > SHOWN_CLASSES else "")
+            lines.append(f"  not in these maps: {shown}")
+        return lines
+
+
+def _row(pixels: int, total: int, name: str) -> str:
+    return f"  {pixels / total:7.2%}  {pixels:>13,}  {name}"
+
+
+def count_labels(
+    read: Callable[[int], np.ndarray], indices: Iterable[int], format: LabelFormat, of: int
+) -> LabelCounts:
+    """Count the classes in some label maps. Unreadable ones are left to the run, which counts and skips them.
+
+    Args:
+        read: the labels of one map, as `LabelFormat.to_labels` gives them.
+        indices: of the maps.
+        format: what their values mean.
+        of: how many maps there are.
+
+    Raises:
+        ValueError: a map contradicts the format, or none can be read.
+    """
+    pixels = np.zeros(IGNORED + 1, np.int64)
+    maps, unreadable = 0, ""
+    for index in indices:
+        try:
+            pixels += np.bincount(read(index).ravel(), minlength=len(pixels))
+        except LabelFormatError as error:
+            raise ValueError(str(error)) from None
+        except BrokenSampleError as error:
+            unreadable = str(error)
+        else:
+            maps += 1
+    if not maps:
+        raise ValueError(f"data.root: expected readable images and label maps, found none in a sample: {unreadable}")
+    return LabelCounts(format, tuple(pixels[: len(format.classes)].tolist()), int(pixels[IGNORED]), maps, of)
+
+
+def spread(count: int, most: int) -> Sequence[int]:
+    """At most `most` indices below `count`, evenly spread."""
+    return range(count) if count <= most else [index * count // most for index in range(most)]
