@@ -15,6 +15,7 @@ from ppma.models import export as exporting
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoint import load_checkpoint, save_checkpoint
 from ppma.models.config import CONFIGS
+from ppma.models.preprocessing import variant_name
 from ppma.models.profile import PartProfile, Profile, profile
 from ppma.ops import checks
 
@@ -127,7 +128,7 @@ def convert(arguments: argparse.Namespace) -> int:
     model = load_checkpoint(arguments.source, ema=arguments.ema, **overrides)
     save_checkpoint(model, arguments.target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    name = model.pretrained_cfg["architecture"] or "a model of its own"
+    name = variant_name(model.config) or "a model of its own"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     print(f"{arguments.target}: {name}, mask {model.config.mask}, {parameters:,} parameters, {head}")
     return 0
