@@ -124,7 +124,7 @@ def test_state_dict_of_another_model_is_refused():
         toy("2d").load_state_dict(state)
     with pytest.raises(RuntimeError, match="of a model with mask='v2h'; this one has mask='2d'"):
         toy("2d").load_state_dict(state, strict=False)
-    with pytest.raises(RuntimeError, match="kinds=.*this one has kinds="):
+    with pytest.raises(RuntimeError, match=r"kinds=.*this one has kinds="):
         toy("v2h", kinds=("full",) * 4).load_state_dict(state)
     with pytest.raises(RuntimeError, match="formulation='paper'; this one has formulation='release'"):
         toy("none", "release").load_state_dict(toy("none", "paper").state_dict())
@@ -198,7 +198,7 @@ def test_features_of_some_stages_take_a_classifier(tmp_path):
     again.load_state_dict(features.state_dict())
     image = torch.randn(1, 3, 24, 24)
     assert all(torch.equal(a, b) for a, b in zip(again(image), features(image), strict=True))
-    with pytest.raises(RuntimeError, match="Unexpected key.*extra"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*extra"):
         features.load_state_dict({**model.state_dict(), "extra.weight": torch.zeros(1)})
 
 

@@ -6,7 +6,6 @@ damaged or hostile: what it says about sizes is checked against the file itself 
 
 import contextlib
 import json
-import pickle
 import pickletools
 import reprlib
 import warnings
@@ -26,6 +25,7 @@ from ppma.models.config import BackboneConfig
 WEIGHTS_NAME = "model.safetensors"
 BACKBONE_KEY = "ppma_backbone"  # in the file of a larger model: how the names of its backbone's weights begin
 MMSEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # by which its segmentation models are known
+_MMDETECTION_HEADS = ("rpn_head.", "roi_head.", "bbox_head.", "mask_head.")  # likewise its detectors
 EXTRA_STATE = "_extra_state"  # PyTorch's name for what a module's state holds beside tensors of its own
 _CONFIG_KEY = "ppma_config"
 _LONGEST_JSON = 16 << 20  # the names of a million classes
@@ -71,8 +71,8 @@ _REPLACED = (
     "numpy.dtype",
     "numpy.ndarray",
 )
-# What a dictionary of dense tensors and plain values is made of. PyTorch would also build sparse, quantised and meta tensors, and buffers
-# as large as a file asks for.
+# What a dictionary of dense tensors and plain values is made of. PyTorch would also build sparse, quantised and meta
+# tensors, and buffers as large as a file asks for.
 _TENSORS = (
     "__builtin__.set",
     "_codecs.encode",
@@ -276,6 +276,19 @@ def task_key(task: str) -> str:
     return f"ppma_{task}"
 
 
+def larger_model(path: str | Path) -> str | None:
+    """Whether a file holds a "segmentation" or a "detection" model around its backbone, None if neither."""
+    if is_safetensors(path):
+        metadata = read_metadata(path)
+        return next((task for task in ("detection", "segmentation") if task_key(task) in metadata), None)
+    contents = read_torch(path)
+    state = contents.get("state_dict") if isinstance(contents, Mapping) else None
+    names = [name for name in state if isinstance(name, str)] if isinstance(state, Mapping) else []
+    if MMSEGMENTATION_CLASSIFIER in names:
+        return "segmentation"
+    return "detection" if any(name.startswith(_MMDETECTION_HEADS) for name in names) else None
+
+
 def backbone_part(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
     """The weights of the backbone, in its own names; all of them unless the file is that of a larger model."""
     prefix = metadata.get(BACKBONE_KEY, "")
@@ -356,8 +369,8 @@ def fitting(
         own: the model's own `state_dict()`, which may be on the meta device.
         state: weights by name.
         source: named in messages.
-        strict: whether names or shapes that do not fit are a CheckpointError; else they are left out with a warning, but
-            if most of the model is missing it is still an error.
+        strict: whether names or shapes that do not fit are a CheckpointError; else they are left out with a warning,
+            but if most of the model is missing it is still an error.
     """
     state, own = without_extra_state(state), without_extra_state(own)
     check_tensors(state, source=source)

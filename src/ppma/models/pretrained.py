@@ -90,6 +90,7 @@ class PolylineFeatures(FeatureGetterNet):
 
     def _needed(self, state: Mapping[str, Any]) -> dict[str, Any]:
         backbone = self.model
+        assert isinstance(backbone, PolylineBackbone)
         if authors.is_authors_layout(state) and not backbone.origin_mismatch(state):
             state = authors.convert(state)
 

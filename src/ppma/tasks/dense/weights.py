@@ -53,6 +53,8 @@ def save_model(
 
 def read_model(path: str | Path, task: str) -> StoredModel:
     """Read what `save_model` wrote."""
+    if not files.is_safetensors(path) and files.larger_model(path) == task:
+        raise CheckpointError(f"{path}: expected a file of `ppma train`, got one of MMDetection")
     state, metadata = files.read_safetensors(path)
     backbone, key = files.config_in(metadata, str(path)), files.task_key(task)
     if backbone is None or key not in metadata:
