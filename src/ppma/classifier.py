@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from timm.data import ImageNetInfo
 
+from ppma import config
+from ppma.config import require
 from ppma.data.images import ImageDataConfig
 from ppma.models import PolylineBackbone, files, load_checkpoint, save_checkpoint
 
 _KEY = files.task_key("classification")
+_LARGEST_IMAGE = 16384
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,16 @@ class Preparation:
 
     classes: tuple[str, ...]
     image_size: int
-    interpolation: str
+    interpolation: Literal["bicubic", "bilinear", "nearest"]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     crop_pct: float
+
+    def __post_init__(self) -> None:
+        require(1 <= self.image_size <= _LARGEST_IMAGE, "image_size", f"1 to {_LARGEST_IMAGE}", self.image_size)
+        require(all(map(math.isfinite, self.mean)), "mean", "finite numbers", self.mean)
+        require(all(0 < value < math.inf for value in self.std), "std", "finite numbers > 0", self.std)
+        require(0 < self.crop_pct <= 1, "crop_pct", "a number in (0, 1]", self.crop_pct)
 
     @classmethod
     def of(cls, data: ImageDataConfig, classes: Sequence[str]) -> "Preparation":
@@ -66,15 +76,15 @@ def save_classifier(model: PolylineBackbone, path: Path, preparation: Preparatio
 
 
 def _stored(path: str | Path) -> Preparation | None:
-    if Path(path).suffix != ".safetensors":
+    if not files.is_safetensors(path):
         return None
-    _, metadata = files.read_safetensors(path)
+    metadata = files.read_metadata(path)
     if _KEY not in metadata:
         return None
-    values: dict[str, Any] = json.loads(metadata[_KEY])
-    for key in ("classes", "mean", "std"):
-        values[key] = tuple(values[key])
-    return Preparation(**values)
+    try:
+        return config.build(Preparation, files.json_in(metadata, _KEY, str(path)), source=f"{path}: {_KEY}")
+    except config.ConfigError as error:
+        raise files.CheckpointError(str(error)) from None
 
 
 def classes_in(path: str | Path) -> tuple[str, ...] | None:
@@ -90,8 +100,13 @@ def load_classifier(path: str | Path) -> tuple[PolylineBackbone, Preparation]:
     """
     model = load_checkpoint(path)
     if model.num_classes == 0:
-        raise ValueError(f"{path}: expected a classifier, got a backbone without classes")
-    return model, _stored(path) or Preparation.published(model)
+        raise files.CheckpointError(f"{path}: expected a classifier, got a backbone without classes")
+    preparation = _stored(path) or Preparation.published(model)
+    if len(preparation.classes) != model.num_classes:
+        raise files.CheckpointError(
+            f"{path}: expected the names of {model.num_classes} classes, got {len(preparation.classes)}"
+        )
+    return model, preparation
 
 
 def _default_classes(count: int) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ COMMANDS: dict[str, Command] = {
         "make a safetensors file of the authors' checkpoint", "ppma.models.commands", "convert_arguments", "convert"
     ),
     "export": Command(
-        "write a model as ONNX or as a torch.export program", "ppma.models.commands", "export_arguments", "export"
+        "write a model as ONNX or as a torch.export program", "ppma.tasks.export_command", "add_arguments", "run"
     ),
 }
 

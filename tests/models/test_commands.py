@@ -77,7 +77,7 @@ def test_convert_writes_what_load_checkpoint_reads(tmp_path, capsys):
     assert cli.main(["convert", source, target]) == 2
     assert "no published variant" in capsys.readouterr().err
     assert cli.main(["convert", source, "ours.pth"]) == 2
-    assert "ends in .safetensors, got ours.pth" in capsys.readouterr().err
+    assert "OUT: expected a name that ends in .safetensors, got 'ours.pth'" in capsys.readouterr().err
     assert cli.main(["convert", "nowhere.pth", target]) == 2
     assert "found none at nowhere.pth" in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_export_writes_a_program_and_compares_it(weights, tmp_path, capsys):
     target = tmp_path / "small.pt2"
     assert cli.main(["export", weights, str(target), "--size", "40", "56"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{target}: image (batch, 3, height, width); torch.export program")
+    assert lines[0].startswith(f"{target}: image (batch, 3, height, width) to class scores; torch.export")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["40x56", "72x73"]
     assert all(float(line.split()[5]) < 1e-5 for line in lines[1:])
 
@@ -95,7 +95,7 @@ def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
     target = tmp_path / "small.onnx"
     assert cli.main(["export", weights, str(target), "--size", "32", "40", "--static"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{target}: image (1, 3, 32, 40); ONNX opset 20, compared in onnxruntime:"
+    assert lines[0] == f"{target}: image (1, 3, 32, 40) to class scores; ONNX opset 20, compared in onnxruntime:"
     assert float(lines[1].split()[5]) < 1e-5
 
 
@@ -103,8 +103,8 @@ def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
     ("words", "message"),
     [
         (["info", "ppma_tinny"], "MODEL: expected one of .* did you mean 'ppma_tiny'"),
-        (["export", "ppma_nano", "out.tflite"], "suffix of OUT: expected one of '.onnx', '.pt2', got '.tflite'"),
-        (["export", "ppma_nano", "out.onnx", "--opset", "11"], "opset: expected at least 20, got 11"),
+        (["export", "ppma_nano", "out.tflite"], "OUT: expected a name that ends in .onnx or .pt2, got 'out.tflite'"),
+        (["export", "ppma_nano", "out.onnx", "--opset", "11"], "opset: expected 20 to 23, got 11"),
     ],
 )
 def test_mistakes_are_one_line(words, message, capsys):

@@ -1,8 +1,9 @@
 """Any other implementation beside ours: `ppma bench against FILE.py:callable`."""
 
+import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -22,17 +23,27 @@ def load(spec: str) -> Callable:
         ValueError: there is no such file or name.
     """
     path, _, name = spec.rpartition(":")
-    if not path or not Path(path).is_file():
+    if not path or not Path(path).is_file() or Path(path).suffix != ".py":
         raise ValueError(f"against: expected FILE.py:callable with an existing file, got {spec!r}")
     module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    with _their_errors(path):
+        module_spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
         raise ValueError(f"against: expected a callable {name!r} in {path}, got {found!r}")
     return found
+
+
+@contextlib.contextmanager
+def _their_errors(what: str) -> Iterator[None]:
+    """What another implementation raises, as a ValueError that says where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"against: {what} raised {type(error).__name__}: {error}") from error
 
 
 def compare_models(other: Callable, model: str, *, batch: int, size: int, rounds: int) -> Report:
@@ -40,7 +51,10 @@ def compare_models(other: Callable, model: str, *, batch: int, size: int, rounds
     import timm
 
     images = torch.randn(batch, 3, size, size)
-    built = {"ours": ppma.optimize_for_inference(timm.create_model(model)), "theirs": other().eval()}
+    with _their_errors("the other model"), torch.inference_mode():
+        theirs = other().eval()
+        theirs(images)
+    built = {"ours": ppma.optimize_for_inference(timm.create_model(model)), "theirs": theirs}
 
     def inference(network: torch.nn.Module) -> Callable[[], object]:
         def run() -> object:
@@ -64,7 +78,9 @@ def compare_operator(other: Callable, operator: str, *, rounds: int, **options: 
     )
     for shape in OPERATORS[operator]:
         tensors = shape.tensors()
-        difference = (ours(*tensors, **options) - other(*tensors, **options)).abs().max().item()
+        expected = ours(*tensors, **options)
+        with _their_errors("the other operator"):
+            difference = (expected - other(*tensors, **options)).abs().max().item()
         contenders = {
             name: functools.partial(function, *tensors, **options)
             for name, function in {"ours": ours, "theirs": other}.items()

@@ -3,12 +3,17 @@
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 from ppma.bench.report import MALLOC, Report, environment
+from ppma.models import CONFIGS
+from ppma.ops import checks
+from ppma.outputs import check_target
 
 SUITES = ("ops", "models", "scaling", "floor", "against")
+_LARGEST_BATCH, _LARGEST_SIZE, _MOST_ROUNDS = 1 << 16, 1 << 14, 1 << 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"suite: expected none with --device {args.device}, got {args.suite!r}")
     if args.suite == "against" and args.other is None:
         raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
+    _check_options(args)
     _settle_malloc()
     reports = _reports(args)
     where = environment()
@@ -43,6 +49,26 @@ def run(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps(document, indent=2) + "\n")
         print(f"Written to {args.json}")
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    if args.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", args.device):
+        raise ValueError(f"--device: expected cpu, cuda or cuda:N, got {args.device!r}")
+    limits = {"batch": _LARGEST_BATCH, "size": _LARGEST_SIZE, "rounds": _MOST_ROUNDS}
+    for option, most in limits.items():
+        value = getattr(args, option)
+        if value is not None and not 1 <= value <= most:
+            raise ValueError(f"--{option}: expected 1 to {most}, got {value}")
+    if args.suite in ("models", "floor", "against"):
+        checks.one_of("--model", args.model, CONFIGS)
+    if args.suite == "models" and not args.model.startswith("ppma_"):
+        raise ValueError(f"--model: expected a PPMA model, beside which RMT stands anyway, got {args.model!r}")
+    if args.operator is not None:
+        from ppma.bench.against import OPERATORS
+
+        checks.one_of("--operator", args.operator, OPERATORS)
+    if args.json is not None:
+        check_target("--json", args.json)
 
 
 def _reports(args: argparse.Namespace) -> list[Report]:

@@ -34,6 +34,8 @@ def run(device: str = "cuda", *, rounds: int = 9, batch: int = BATCH) -> list[Re
         raise ValueError(f"device: expected cuda, got {device}")
     if not torch.cuda.is_available():
         raise ValueError(f"device: expected a GPU for {device}, got a machine where PyTorch finds none")
+    if (target.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device: expected one of {torch.cuda.device_count()} GPUs, got {device}")
     with torch.cuda.device(target):
         operators = [operator_report(stage, combine, target, rounds, batch)
                      for stage in block_kinds() for combine in ("hadamard", "logit")]  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from ppma.bench.report import Report, Value
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_MOST_CHANNELS = 256  # heads in use have 16 to 128
 ALL_TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
@@ -27,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
         import triton  # noqa: F401
     except ImportError as error:
         raise ValueError(f"kernels: expected Triton to be installed, got {error}") from error
+    if not 1 <= args.channels <= _MOST_CHANNELS:
+        raise ValueError(f"--channels: expected 1 to {_MOST_CHANNELS}, got {args.channels}")
     if not args.report:
         from ppma.bench import roofline
 

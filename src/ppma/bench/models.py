@@ -95,7 +95,7 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
     """Inference and training step of one size, in both formulations.
 
     Args:
-        model: a PPMA model's name; the RMT model of the same size stands beside it.
+        model: a PPMA model's name; the same blocks with RMT's mask stand beside it.
         batch: images in a step.
         size: height and width of the images.
         rounds: interleaved rounds.
@@ -108,7 +108,7 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
             variants = {
                 model: ours,
                 'mask="none"': replace(ours, options={"formulation": formulation, "mask": "none"}),
-                rmt: replace(ours, model=rmt, options={}),
+                rmt: replace(ours, options={"formulation": "release", "mask": "rmt"}),
                 "plain PyTorch": replace(ours, excluded=("native",)),
             }
             label = f"{mode}, {formulation} formulation, batch {batch}, {size} x {size}"

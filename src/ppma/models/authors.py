@@ -1,19 +1,20 @@
 """The authors' checkpoints: their names for our parameters, and the architecture behind the shapes."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ppma import masks
 from ppma.layers.rope import rotary_frequencies
 from ppma.models.config import CONFIGS, BackboneConfig, published_variant
-from ppma.models.files import CheckpointError
+from ppma.models.files import CheckpointError, check_tensors
 
 _SIGNATURE = "patch_embed.proj.0.weight"
-_BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
+_BLOCK = r"layers\.(\d{1,4})\.blocks\.(\d{1,4})\."
 _OUR_BLOCK = r"stages.\1.blocks.\2."
 
 # Their names as patterns, ours as replacements. Below, q, k and v are merged and a downsample moves one stage on.
@@ -36,9 +37,9 @@ _RENAMED = [
     (r"head\.", "head.fc."),
     (r"outnorm(\d)\.", r"feature_norms.\1."),
 ]
-_DOWNSAMPLE = re.compile(r"layers\.(\d+)\.downsample\.(reduction|norm)\.(.+)")
+_DOWNSAMPLE = re.compile(r"layers\.(\d{1,4})\.downsample\.(reduction|norm)\.(.+)")
 _QKV = re.compile(_BLOCK + r"retention\.([qkv])_proj\.(weight|bias)")
-_CONSTANT = re.compile(r"layers\.(\d+)\.Relpos\.(angle|decay)")
+_CONSTANT = re.compile(r"layers\.(\d{1,4})\.Relpos\.(angle|decay)")
 
 
 def find_weights(checkpoint: Any, *, ema: bool, source: str) -> dict[str, Tensor]:
@@ -60,9 +61,10 @@ def find_weights(checkpoint: Any, *, ema: bool, source: str) -> dict[str, Tensor
         raise CheckpointError(
             f"{source}: expected weights under {' or '.join(map(repr, names))}, found {', '.join(map(str, checkpoint))}"
         )
-    state = {name.removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
+    state = {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
     if f"backbone.{_SIGNATURE}" in state:
         state = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
+    check_tensors(state, source=source)
     return state
 
 
@@ -87,7 +89,7 @@ def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             renamed = _rename(name)
             converted[renamed] = tensor.flatten() if renamed.endswith("_scale.gamma") else tensor
     for name, parts in merged.items():
-        if set(parts) == set("qkv"):
+        if set(parts) == set("qkv") and len({part.shape for part in parts.values()}) == 1 and parts["q"].ndim:
             converted[name] = torch.cat([parts[which] for which in "qkv"])
     return converted
 
@@ -98,11 +100,6 @@ def _rename(name: str) -> str:
         if count:
             return renamed
     return name
-
-
-def filter_state_dict(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """For timm: weights of either layout in our names."""
-    return convert(state) if is_authors_layout(state) else state
 
 
 def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) -> BackboneConfig:
@@ -119,28 +116,20 @@ def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) 
     if not is_authors_layout(state):
         raise CheckpointError(f"{source}: expected the weights of a PPMA or RMT backbone, found no {_SIGNATURE!r}")
     blocks = {(int(match[1]), int(match[2])) for name in state if (match := re.match(_BLOCK, name))}
-    stages = 1 + max((stage for stage, _ in blocks), default=-1)
-    depths = tuple(sum(stage == at for at, _ in blocks) for stage in range(stages))
+    counts = Counter(stage for stage, _ in blocks)
+    stages = len(counts)
+    depths = tuple(counts[stage] for stage in range(stages))
     if not depths or 0 in depths:
         raise CheckpointError(f"{source}: expected layers.N.blocks.M for every stage, found blocks {sorted(blocks)}")
 
     def first(stage: int, name: str) -> Tensor | None:
         return state.get(f"layers.{stage}.blocks.0.{name}")
 
-    def need(stage: int, name: str) -> Tensor:
-        tensor = first(stage, name)
-        if tensor is None:
-            raise CheckpointError(f"{source}: missing: layers.{stage}.blocks.0.{name}")
-        return tensor
-
-    dims = tuple(need(stage, "final_layer_norm.weight").shape[0] for stage in range(stages))
-    ratios = tuple(need(stage, "ffn.fc1.weight").shape[0] / dims[stage] for stage in range(stages))
-    learned = first(0, "retention.path_embed.dt_linear.weight")
-    fixed = state.get("layers.0.Relpos.decay")
-    if learned is not None:
-        mask = "2d" if learned.shape[0] == 2 else "shared"
-    else:
-        mask = "none" if fixed is None else "rmt"
+    dims = tuple(_extent(state, f"layers.{stage}.blocks.0.final_layer_norm.weight", source) for stage in range(stages))
+    ratios = tuple(
+        _extent(state, f"layers.{stage}.blocks.0.ffn.fc1.weight", source) / dims[stage] for stage in range(stages)
+    )
+    mask = _mask(state, source)
     heads = tuple(_heads(state, stage, dims[stage], source) for stage in range(stages))
     inferred: dict[str, Any] = {
         "depths": depths,
@@ -150,9 +139,9 @@ def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) 
         "layer_scale": tuple(1e-6 if first(stage, "gamma_1") is not None else None for stage in range(stages)),
         "mask": mask,
         "formulation": "release",
-        "in_chans": state[_SIGNATURE].shape[1],
-        "num_classes": state["head.weight"].shape[0] if "head.weight" in state else 0,
-        "head_width": state["proj.weight"].shape[0] if "proj.weight" in state else None,
+        "in_chans": _extent(state, _SIGNATURE, source, axis=1),
+        "num_classes": _extent(state, "head.weight", source) if "head.weight" in state else 0,
+        "head_width": _extent(state, "proj.weight", source) if "proj.weight" in state else None,
         "feature_norms": tuple(stage for stage in range(stages) if f"outnorm{stage}.weight" in state),
     }
     known = published_variant(mask=mask, depths=depths, dims=dims, heads=heads, ffn_ratios=ratios)
@@ -162,9 +151,35 @@ def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) 
             f'published variant; say with kinds=("criss_cross", ..., "full") which attention each stage has'
         )
     base = CONFIGS[known].to_dict() if known is not None else {}
-    config = BackboneConfig.from_dict({**base, **inferred, **overrides})
+    try:
+        config = BackboneConfig.from_dict({**base, **inferred, **overrides})
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}") from None
     _check_constants(state, config, source)
     return config
+
+
+def _extent(state: Mapping[str, Tensor], name: str, source: str, axis: int = 0) -> int:
+    """How long a tensor is along an axis, at least 1."""
+    if name not in state:
+        raise CheckpointError(f"{source}: missing: {name}")
+    shape = tuple(state[name].shape)
+    if len(shape) <= axis or shape[axis] == 0:
+        raise CheckpointError(f"{source}: {name}: expected a weight, got the shape {shape}")
+    return shape[axis]
+
+
+def _mask(state: Mapping[str, Tensor], source: str) -> str:
+    learned = "layers.0.blocks.0.retention.path_embed.dt_linear.weight"
+    if learned in state:
+        return "2d" if _extent(state, learned, source) == 2 else "shared"
+    return "rmt" if "layers.0.Relpos.decay" in state else "none"
+
+
+def told_mask(state: Mapping[str, Tensor]) -> str | None:
+    """The mask of weights in the authors' names, None where several masks have weights like these."""
+    mask = _mask(state, "weights")
+    return mask if mask in ("rmt", "none") else None
 
 
 def _heads(state: Mapping[str, Tensor], stage: int, dim: int, source: str) -> int:
@@ -172,7 +187,7 @@ def _heads(state: Mapping[str, Tensor], stage: int, dim: int, source: str) -> in
         if name in state:
             return state[name].numel()
     angle = state.get(f"layers.{stage}.Relpos.angle")
-    if angle is None:
+    if angle is None or angle.numel() == 0:
         raise CheckpointError(f"{source}: missing: layers.{stage}.Relpos.angle, without which heads cannot be counted")
     return dim // angle.numel()
 

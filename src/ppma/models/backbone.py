@@ -1,5 +1,6 @@
 """The backbone: stem, four stages, head. Every published variant is this class with another configuration."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,21 @@ from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import NORM_EPS
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.stem import Stem
-from ppma.models.config import BackboneConfig
-from ppma.models.files import WEIGHTS_NAME, load_weights, read_native, write_native
+from ppma.models import authors
+from ppma.models.config import CONFIGS, BackboneConfig
+from ppma.models.files import (
+    EXTRA_STATE,
+    WEIGHTS_NAME,
+    CheckpointError,
+    build,
+    check_size,
+    decode_config,
+    encode_config,
+    read_native,
+    write_native,
+)
 from ppma.models.head import ClassifierHead
-from ppma.models.preprocessing import pretrained_cfg
+from ppma.models.preprocessing import CLASSIFIER, FIRST_CONV, pretrained_cfg
 from ppma.models.stage import Stage
 from ppma.ops import backends, checks
 
@@ -38,8 +50,8 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        self._set_config(config)
         self.pretrained_cfg = self.default_cfg = pretrained_cfg(config)
+        self._set_config(config)
         self.stem = Stem(config.in_chans, config.dims[0], config.stem_stride)
         drop_paths = torch.linspace(0, config.drop_path_rate, sum(config.depths), device="cpu").split(config.depths)
         self.stages = nn.ModuleList(Stage(config, index, rates.tolist()) for index, rates in enumerate(drop_paths))
@@ -56,6 +68,21 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         self.config = self._hub_mixin_config = config
         self.num_classes, self.num_features = config.num_classes, config.dims[-1]
         self.head_hidden_size = config.head_width or config.dims[-1]
+        self.describe()
+
+    def describe(self) -> None:
+        """Bring `pretrained_cfg`, which timm saves beside the weights, up to what this model is.
+
+        timm builds a model from a name and arguments. It keeps the name; the arguments that lead from there to this
+        model stand under "model_args", so that a saved folder gives the same model again.
+        """
+        name = self.pretrained_cfg["architecture"]
+        self.pretrained_cfg.update(
+            architecture=name,
+            model_args=self.config.differences(CONFIGS[name]),
+            first_conv=FIRST_CONV,
+            classifier=CLASSIFIER,
+        )
 
     def _head(self) -> ClassifierHead:
         config = self.config
@@ -173,6 +200,58 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             blocks = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
         return {"stem": r"^stem", "blocks": blocks}
 
+    def get_extra_state(self) -> Tensor:
+        """The configuration, so that weights cannot be loaded into a model that computes something else with them."""
+        device = next(self.parameters()).device
+        return encode_config(self.config).to(device)
+
+    def set_extra_state(self, state: object) -> None:
+        """Nothing: `_load_from_state_dict` compares it with this model."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take weights in the authors' names too, and compare the model they come from with this one."""
+        own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        if message := self.origin_mismatch(own):  # like a wrong shape, an error whether strict or not
+            error_msgs.append(message)
+        if authors.is_authors_layout(own):
+            for name in own:
+                del state_dict[prefix + name]
+            state_dict.update({prefix + name: tensor for name, tensor in authors.convert(own).items()})
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if prefix + EXTRA_STATE in missing_keys:  # weights of other origin say nothing
+            missing_keys.remove(prefix + EXTRA_STATE)
+
+    def origin_mismatch(self, state: Mapping[str, Tensor]) -> str | None:
+        """How the model that these weights come from differs from this one, None where they agree or do not tell."""
+        encoded = state.get(EXTRA_STATE)
+        if authors.is_authors_layout(state):
+            source = self.config.replace(formulation="release", mask=authors.told_mask(state) or self.config.mask)
+        elif encoded is None or encoded.is_meta:
+            return None
+        else:
+            try:
+                source = decode_config(encoded, EXTRA_STATE)
+            except CheckpointError as error:
+                return str(error)
+        different = self.config.mismatches(source)
+        if not different:
+            return None
+        theirs, ours = (
+            ", ".join(f"{name}={getattr(config, name)!r}" for name in different) for config in (source, self.config)
+        )
+        return f"the weights are of a model with {theirs}; this one has {ours}"
+
     def _save_pretrained(self, save_directory: Path) -> None:
         write_native(save_directory / WEIGHTS_NAME, self.state_dict(), self.config)
 
@@ -205,6 +284,6 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             )
         )
         state, stored = read_native(path)
-        model = cls((config or stored).replace(**overrides))
-        load_weights(model, state, source=str(path))
-        return model.eval()
+        chosen = (config or stored).replace(**overrides)
+        check_size(chosen, state, source=str(path))
+        return build(lambda: cls(chosen), state, source=str(path))

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ppma.models import authors, files
 from ppma.models.backbone import PolylineBackbone
+from ppma.models.config import BackboneConfig
 
 
 def save_checkpoint(model: PolylineBackbone, path: str | Path, *, extra: Mapping[str, str] | None = None) -> None:
@@ -48,22 +51,26 @@ def load_checkpoint(path: str | Path, *, ema: bool = False, strict: bool = True,
         10
     """
     source = str(path)
-    if Path(path).suffix == ".safetensors":
-        state, metadata = files.read_safetensors(path)
-        config = files.config_in(metadata)
+    if files.is_safetensors(path):
+        contents, metadata = files.read_safetensors(path)
+        config = files.config_in(metadata, source)
         if config is not None:
-            if ema:
-                raise files.CheckpointError(f"{source}: ema=True, but a converted file holds one set of weights")
-            return _build(config.replace(**overrides), files.backbone_part(state, metadata), source, strict)
-        contents: Any = state
+            contents = files.backbone_part(contents, metadata)
     else:
-        contents = files.read_torch(path)
+        contents, config = files.read_torch(path), None
+    if config is None and isinstance(contents, Mapping) and files.EXTRA_STATE in contents:  # a state_dict of ours
+        config = files.decode_config(contents[files.EXTRA_STATE], source)
+    if config is not None and ema:
+        raise files.CheckpointError(f"{source}: ema=True, but the file holds one set of weights")
+    if config is not None:
+        return _build(config, config.replace(**overrides), contents, source, strict)
     state = authors.find_weights(contents, ema=ema, source=source)
     config = authors.infer_config(state, source=source, **overrides)
-    return _build(config, authors.convert(state), source, strict)
+    return _build(config, config, authors.convert(state), source, strict)
 
 
-def _build(config: Any, state: Any, source: str, strict: bool) -> PolylineBackbone:
-    model = PolylineBackbone(config)
-    files.load_weights(model, state, source=source, strict=strict)
-    return model.eval()
+def _build(
+    stored: BackboneConfig, config: BackboneConfig, state: Mapping[str, Tensor], source: str, strict: bool
+) -> PolylineBackbone:
+    files.check_size(stored, state, source=source)
+    return files.build(lambda: PolylineBackbone(config), state, source=source, strict=strict)

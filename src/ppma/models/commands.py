@@ -1,9 +1,8 @@
-"""`ppma info`, `ppma convert` and `ppma export`: each parses, calls, prints."""
+"""`ppma info` and `ppma convert`: each parses, calls, prints."""
 
 import argparse
-import importlib.util
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,51 @@ import torch
 
 from ppma import masks
 from ppma.layers.attention import ATTENTION_KINDS, FORMULATIONS
-from ppma.models import export as exporting
+from ppma.models import files
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoint import load_checkpoint, save_checkpoint
 from ppma.models.config import CONFIGS
+from ppma.models.preprocessing import variant_name
 from ppma.models.profile import PartProfile, Profile, profile
 from ppma.ops import checks
+from ppma.outputs import check_target
+
+_LARGEST = 1 << 16  # pixels along a side
 
 
-def _model_arguments(parser: argparse.ArgumentParser) -> None:
+def model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formulation", choices=FORMULATIONS, help="mask after or inside the softmax")
     parser.add_argument("--mask", choices=masks.KINDS, help="another mask than the model's own")
     parser.add_argument("--size", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"), help="of the image")
 
 
-def _model(name: str, arguments: argparse.Namespace, device: str = "cpu") -> PolylineBackbone:
+def model_changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the arguments change of a model's configuration."""
+    options = {option: getattr(arguments, option) for option in ("formulation", "mask")}
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def is_file_name(name: str) -> bool:
+    """Whether MODEL means a weight file, one that may be missing, rather than a registered name."""
+    return name not in CONFIGS and (Path(name).exists() or Path(name).suffix != "" or Path(name).name != name)
+
+
+def backbone(name: str, arguments: argparse.Namespace, device: str = "cpu") -> PolylineBackbone:
     """A model by its name, new on this device, or from a weight file; with what the arguments change."""
-    changes: dict[str, Any] = {
-        option: getattr(arguments, option)
-        for option in ("formulation", "mask")
-        if getattr(arguments, option) is not None
-    }
-    if Path(name).is_file():
+    changes = model_changes(arguments)
+    if is_file_name(name):
         return load_checkpoint(name, **changes)
     checks.one_of("MODEL", name, CONFIGS)
     with torch.device(device):
         return PolylineBackbone(CONFIGS[name].replace(**changes)).eval()
+
+
+def check_image_size(size: Sequence[int]) -> tuple[int, int]:
+    """(height, width) as `--size` takes them."""
+    height, width = size
+    if min(height, width) < 1 or max(height, width) > _LARGEST:
+        raise ValueError(f"--size: expected a height and a width from 1 to {_LARGEST}, got {height} {width}")
+    return height, width
 
 
 def _table(rows: list[list[str]]) -> str:
@@ -55,16 +73,16 @@ def _table(rows: list[list[str]]) -> str:
 
 def info_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a registered name or a weight file; all if omitted")
-    _model_arguments(parser)
+    model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def info(arguments: argparse.Namespace) -> int:
     """Print what models cost."""
     names = [arguments.model] if arguments.model else list(CONFIGS)
-    size = tuple(arguments.size) if arguments.size else None
+    size = check_image_size(arguments.size) if arguments.size else None
     # costs follow from shapes; weights would only take time to initialise
-    models = {name: _model(name, arguments, device="meta") for name in names}
+    models = {name: backbone(name, arguments, device="meta") for name in names}
     profiles = {name: profile(model, size) for name, model in models.items()}
     if arguments.json:
         documents = [
@@ -73,10 +91,20 @@ def info(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(documents[0] if arguments.model else documents, indent=2))
     elif arguments.model:
+        if inside := _larger_model(arguments.model):
+            print(f"the backbone of {inside}; its heads are not counted")
         print(_describe(models[arguments.model], profiles[arguments.model]))
     else:
         print(_overview(models, profiles))
     return 0
+
+
+def _larger_model(name: str) -> str | None:
+    """What a file holds beside a backbone, if it does."""
+    if not is_file_name(name):
+        return None
+    kind = files.larger_model(name)
+    return f"a {kind} model" if kind else None
 
 
 _COSTS = ("parameters", "GFLOPs", "M activations")
@@ -119,56 +147,16 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def convert(arguments: argparse.Namespace) -> int:
     """Convert a checkpoint."""
-    if Path(arguments.target).suffix != ".safetensors":
-        raise ValueError(f"OUT: expected a name that ends in .safetensors, got {arguments.target}")
+    target = check_target("OUT", arguments.target, (".safetensors",))
     overrides = {
         option: getattr(arguments, option) for option in ("mask", "kinds") if getattr(arguments, option) is not None
     }
     model = load_checkpoint(arguments.source, ema=arguments.ema, **overrides)
-    save_checkpoint(model, arguments.target)
+    save_checkpoint(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    name = model.pretrained_cfg["architecture"] or "a model of its own"
+    name = variant_name(model.config) or "a model of its own"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
-    print(f"{arguments.target}: {name}, mask {model.config.mask}, {parameters:,} parameters, {head}")
+    if inside := _larger_model(arguments.source):
+        print(f"converted: the backbone of {inside}, without its heads")
+    print(f"{target}: {name}, mask {model.config.mask}, {parameters:,} parameters, {head}")
     return 0
-
-
-_AGREEMENT = 1e-3  # more than float32 can explain
-
-
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a registered name or a weight file")
-    parser.add_argument("target", metavar="OUT", help="OUT.onnx, or OUT.pt2 for a torch.export program")
-    _model_arguments(parser)
-    parser.add_argument(
-        "--static", action="store_true", help="fix batch 1, height and width instead of leaving them open"
-    )
-    parser.add_argument("--opset", type=int, default=exporting.OPSET, help="of ONNX (default: %(default)s)")
-
-
-def export(arguments: argparse.Namespace) -> int:
-    """Export a model and compare the file with it."""
-    target = Path(arguments.target)
-    checks.one_of("suffix of OUT", target.suffix, (".onnx", ".pt2"))
-    if target.suffix == ".onnx":
-        missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'ppma[export]'")
-    model = _model(arguments.model, arguments)
-    height, width = arguments.size or model.pretrained_cfg["input_size"][1:]
-    dynamic = not arguments.static
-    sizes = [(height, width), (height + 32, width + 17)] if dynamic else [(height, width)]
-    print("capturing the graph; a large model with open sizes takes a minute or more", file=sys.stderr)
-    if target.suffix == ".onnx":
-        exporting.export_onnx(model, target, (height, width), dynamic=dynamic, opset=arguments.opset)
-        differences = exporting.onnx_differences(model, target, sizes)
-        what = f"ONNX opset {arguments.opset}, compared in onnxruntime"
-    else:
-        torch.export.save(exporting.export_program(model, (height, width), dynamic=dynamic), target)
-        differences = exporting.program_differences(model, target, sizes)
-        what = "torch.export program, compared after loading"
-    shape = "(batch, {}, height, width)" if dynamic else f"(1, {{}}, {height}, {width})"
-    print(f"{target}: image {shape.format(model.config.in_chans)}; {what}:")
-    for size, difference in zip(sizes, differences, strict=True):
-        print(f"  {size[0]}x{size[1]}: differs from eager by {difference:.1e} of the largest output")
-    return 0 if max(differences) < _AGREEMENT else 1

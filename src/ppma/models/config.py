@@ -1,7 +1,8 @@
 """What defines a backbone, and the seven published by name."""
 
 import dataclasses
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,76 @@ from ppma import masks
 from ppma.layers.attention import ATTENTION_KINDS, FORMULATIONS
 from ppma.ops import checks
 
-# Fields with one entry for each stage.
-PER_STAGE = ("depths", "dims", "heads", "kinds", "ffn_ratios", "layer_scale", "fixed_decay_spans")
+Check = Callable[[str, object], None]  # takes a field's name and a value, raises a ValueError
+
+# Far above any model, and low enough that no file makes building a model endless.
+_MOST_STAGES = 16
+_MOST_BLOCKS = 4096
+_MOST_CHANNELS = 1 << 20
+_MOST_CLASSES = 1 << 24
+
+
+def _shown(value: object) -> str:
+    """A value for a message, however large."""
+    return reprlib.repr(value)
+
+
+def _whole(least: int, most: int) -> Check:
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {_shown(value)}")
+
+    return check
+
+
+def _number(least: float, most: float) -> Check:
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {_shown(value)}")
+
+    return check
+
+
+def _optional(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _word(valid: Collection[str]) -> Check:
+    return lambda name, value: checks.one_of(name, value, valid)
+
+
+def _stride(name: str, value: object) -> None:
+    if not isinstance(value, int) or value not in (2, 4):
+        raise ValueError(f"{name}: expected 2 or 4, got {_shown(value)}")
+
+
+def _stages(depths: object) -> int:
+    if not isinstance(depths, list | tuple) or not 1 <= len(depths) <= _MOST_STAGES:
+        raise ValueError(f"depths: expected one entry for each of 1 to {_MOST_STAGES} stages, got {_shown(depths)}")
+    return len(depths)
+
+
+_PER_STAGE: dict[str, Check] = {
+    "depths": _whole(1, _MOST_BLOCKS),
+    "dims": _whole(1, _MOST_CHANNELS),
+    "heads": _whole(1, _MOST_CHANNELS),
+    "kinds": _word(ATTENTION_KINDS),
+    "ffn_ratios": _number(1 / 64, 64),
+    "layer_scale": _optional(_number(-100, 100)),
+    "fixed_decay_spans": _number(-100, 100),
+}
+_SINGLE: dict[str, Check] = {
+    "mask": _word(masks.KINDS),
+    "formulation": _word(FORMULATIONS),
+    "stem_stride": _stride,
+    "in_chans": _whole(1, _MOST_CHANNELS),
+    "num_classes": _whole(0, _MOST_CLASSES),
+    "head_width": _optional(_whole(1, _MOST_CHANNELS)),
+    "global_pool": _word(("avg", "")),
+    "drop_rate": _number(0, 1),
+    "drop_path_rate": _number(0, 1),
+}
+PER_STAGE = tuple(_PER_STAGE)
 
 
 @dataclass(frozen=True)
@@ -56,32 +125,54 @@ class BackboneConfig:
     feature_norms: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in PER_STAGE:
+        stages = _stages(self.depths)
+        for name, check in _PER_STAGE.items():
             value = getattr(self, name)
+            if not isinstance(value, list | tuple) or len(value) != stages:
+                raise ValueError(f"{name}: expected one entry for each of {stages} stages, got {_shown(value)}")
+            for entry in value:
+                check(name, entry)
             object.__setattr__(self, name, tuple(value))  # JSON brings lists
-            if len(value) != len(self.depths):
-                raise ValueError(f"{name}: expected one entry for each of {len(self.depths)} stages, got {value!r}")
-        object.__setattr__(self, "feature_norms", tuple(self.feature_norms))
-        if not set(self.feature_norms) <= set(range(len(self.depths))):
-            raise ValueError(f"feature_norms: expected stages 0 to {len(self.depths) - 1}, got {self.feature_norms!r}")
-        for kind in self.kinds:
-            checks.one_of("kinds", kind, ATTENTION_KINDS)
-        checks.one_of("mask", self.mask, masks.KINDS)
-        checks.one_of("formulation", self.formulation, FORMULATIONS)
-        checks.one_of("global_pool", self.global_pool, ("avg", ""))
-        if self.stem_stride not in (2, 4):
-            raise ValueError(f"stem_stride: expected 2 or 4, got {self.stem_stride!r}")
-        if self.num_classes < 0 or self.in_chans < 1:
-            raise ValueError(
-                f"num_classes, in_chans: expected at least 0 and 1, got {self.num_classes} and {self.in_chans}"
-            )
+        norms = self.feature_norms
+        if not isinstance(norms, list | tuple) or any(norm not in range(stages) for norm in norms):
+            raise ValueError(f"feature_norms: expected stages 0 to {stages - 1}, got {_shown(norms)}")
+        if len(set(norms)) < len(norms):
+            raise ValueError(f"feature_norms: expected each stage once, got {_shown(norms)}")
+        object.__setattr__(self, "feature_norms", tuple(norms))
+        for name, check in _SINGLE.items():
+            check(name, getattr(self, name))
+        for dim, heads in zip(self.dims, self.heads, strict=True):
+            if dim % (2 * heads):
+                raise ValueError(f"heads: expected a divisor of dim={dim} with an even quotient, got {heads}")
 
     def replace(self, **changes: Any) -> "BackboneConfig":
         """A copy with some fields changed; unknown names are a ValueError."""
         fields = [field.name for field in dataclasses.fields(self)]
         for name in changes:
+            if name == "img_size":
+                raise ValueError("img_size: expected no such argument (a backbone takes images of any size), got one")
             checks.one_of("model argument", name, fields)
         return dataclasses.replace(self, **changes)
+
+    def differences(self, base: "BackboneConfig") -> dict[str, Any]:
+        """The fields, and their values here, by which this differs from another configuration."""
+        fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in fields if value != getattr(base, name)}
+
+    def mismatches(self, other: "BackboneConfig") -> list[str]:
+        """Which fields make two models with weights of the same shapes compute different things.
+
+        Stages that only one of them has, and what trains but does not compute (drop rates), are left out.
+        """
+        stages = min(len(self.depths), len(other.depths))
+        names = ["mask", "formulation", "stem_stride", "kinds", "heads"]
+        if "rmt" in (self.mask, other.mask):
+            names.append("fixed_decay_spans")
+
+        def value(config: BackboneConfig, name: str) -> Any:
+            return getattr(config, name)[:stages] if name in PER_STAGE else getattr(config, name)
+
+        return [name for name in names if value(self, name) != value(other, name)]
 
     def without_head(self, stages: int) -> "BackboneConfig":
         """The first so many stages, and no classifier."""

@@ -5,12 +5,13 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from ppma.models.authors import filter_state_dict
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.config import CONFIGS
 from ppma.models.preprocessing import pretrained_cfg
+from ppma.models.pretrained import PolylineFeatures, saved_arguments, weights_filter
 
 STAGES = (0, 1, 2, 3)
+FEATURES = {"feature_cls": PolylineFeatures, "output_fmt": "NCHW"}
 __all__: list[str] = []  # register_model adds the names
 
 
@@ -19,16 +20,33 @@ default_cfgs = generate_default_cfgs({name: pretrained_cfg(config) for name, con
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     """Build a variant; features for dense tasks come with their own layer norms unless asked otherwise."""
-    kwargs.setdefault("feature_norms", STAGES if kwargs.get("features_only") else ())
-    return build_model_with_cfg(
+    features_only = bool(kwargs.get("features_only"))
+    for name, value in saved_arguments(variant, kwargs).items():
+        kwargs.setdefault(name, value)
+    kwargs.setdefault("feature_norms", STAGES if features_only else ())
+    if "img_size" in kwargs:
+        _set_input_size(variant, kwargs)
+    model = build_model_with_cfg(
         lambda **changes: PolylineBackbone(CONFIGS[variant].replace(**changes)),
         variant,
         pretrained,
-        pretrained_filter_fn=filter_state_dict,
-        pretrained_strict=not kwargs["feature_norms"],  # a classifier's weights have none of those norms
-        feature_cfg={"out_indices": STAGES, "feature_cls": "getter"},
+        pretrained_filter_fn=weights_filter(features_only=features_only),
+        feature_cfg={"out_indices": STAGES, **({} if "feature_cls" in kwargs else FEATURES)},
         **kwargs,
     )
+    if isinstance(model, PolylineBackbone):
+        model.describe()
+    return model
+
+
+def _set_input_size(variant: str, options: dict[str, Any]) -> None:
+    """Images of any size go through the model; the size asked for is what timm's data tools prepare."""
+    size = options.pop("img_size")
+    height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
+    if not all(isinstance(extent, int) and extent > 0 for extent in (height, width)):
+        raise ValueError(f"img_size: expected a whole number > 0 or two of them, got {size!r}")
+    channels = options.get("in_chans", CONFIGS[variant].in_chans)
+    options["pretrained_cfg_overlay"]["input_size"] = (channels, height, width)
 
 
 @register_model

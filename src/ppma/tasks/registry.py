@@ -54,9 +54,4 @@ def make_task(config: RunConfig) -> Task[Any]:
 
 def task_of(checkpoint: str | Path) -> str:
     """What a weight file was trained for; classification where it does not say."""
-    if Path(checkpoint).suffix == ".safetensors":
-        _, metadata = files.read_safetensors(checkpoint)
-        return next((task for task in TASKS if files.task_key(task) in metadata), "classification")
-    contents = files.read_torch(checkpoint)
-    state = contents.get("state_dict") if isinstance(contents, dict) else None
-    return "segmentation" if isinstance(state, dict) and files.MMSEGMENTATION_CLASSIFIER in state else "classification"
+    return files.larger_model(checkpoint) or "classification"

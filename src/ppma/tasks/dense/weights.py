@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,6 +11,8 @@ from ppma import config as configs
 from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone, files
 from ppma.tasks.dense.backbone import dense_backbone, pretrained_backbone
 from ppma.tasks.dense.config import DenseConfig
+
+Schema = TypeVar("Schema", bound=DenseConfig)
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,26 @@ def save_model(
 
 def read_model(path: str | Path, task: str) -> StoredModel:
     """Read what `save_model` wrote."""
+    if not files.is_safetensors(path) and files.larger_model(path) == task:
+        raise CheckpointError(f"{path}: expected a file of `ppma train`, got one of MMDetection")
     state, metadata = files.read_safetensors(path)
-    backbone = files.config_in(metadata)
-    if backbone is None or files.task_key(task) not in metadata:
+    backbone, key = files.config_in(metadata, str(path)), files.task_key(task)
+    if backbone is None or key not in metadata:
         raise CheckpointError(f"{path}: expected a model trained for {task}, found none")
-    facts = json.loads(metadata[files.task_key(task)])
-    return StoredModel(state, backbone, facts["config"], tuple(facts["classes"]))
+    facts = files.json_in(metadata, key, str(path))
+    config, classes = facts.get("config"), facts.get("classes")
+    if not isinstance(config, dict) or not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise CheckpointError(f"{path}: {key}: expected a configuration and the names of classes")
+    files.check_size(backbone, state, source=str(path))
+    return StoredModel(state, backbone, config, tuple(classes))
+
+
+def checked_config(schema: type[Schema], stored: StoredModel, path: str | Path) -> Schema:
+    """The configuration of a run as its file holds it."""
+    try:
+        return configs.build(schema, stored.config, source=str(path))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(str(error) if isinstance(error, configs.ConfigError) else f"{path}: {error}") from None
 
 
 def starting_backbone(config: DenseConfig) -> PolylineBackbone:

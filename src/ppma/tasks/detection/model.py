@@ -60,6 +60,7 @@ class DetectorConfig:
         counts = ("channels", "box_channels", "mask_convolutions")
         for key in (*counts, "proposals_train", "proposals", "region_samples", "detections"):
             require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
+        require(self.mask_convolutions <= 1024, "mask_convolutions", "at most 1024", self.mask_convolutions)
         require(1 <= self.short_side <= self.long_side, "short_side", "1 to long_side", self.short_side)
         require(min(self.anchor_sizes) > 0, "anchor_sizes", "five numbers > 0", self.anchor_sizes)
 

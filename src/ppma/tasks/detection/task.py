@@ -8,13 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ppma import config as configs
 from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
 from ppma.data.coco_transforms import train_transform
 from ppma.engine.task import Task
 from ppma.models import PolylineBackbone, files
-from ppma.tasks.dense.weights import read_model, save_model, starting_backbone
+from ppma.tasks.dense.weights import checked_config, read_model, save_model, starting_backbone
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.metrics import CocoMetrics
 from ppma.tasks.detection.model import PolylineMaskRCNN
@@ -70,7 +69,8 @@ class Detection(Task[DetectionConfig]):
 def load_detector(path: str | Path) -> tuple[PolylineMaskRCNN, DetectionConfig, tuple[str, ...]]:
     """A trained detector, in evaluation mode, with its configuration and its classes."""
     stored = read_model(path, "detection")
-    config = configs.build(DetectionConfig, stored.config, source=str(path))
-    model = build(PolylineBackbone(stored.backbone), config, len(stored.classes))
-    files.load_weights(model, stored.state, source=str(path))
-    return model.eval(), config, stored.classes
+    config = checked_config(DetectionConfig, stored, path)
+    model = files.build(
+        lambda: build(PolylineBackbone(stored.backbone), config, len(stored.classes)), stored.state, source=str(path)
+    )
+    return model, config, stored.classes

@@ -42,6 +42,7 @@ class DecoderConfig:
         for key in ("channels", "auxiliary_channels"):
             require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
         require(min(self.pool_scales, default=0) >= 1, "pool_scales", "numbers >= 1", self.pool_scales)
+        require(len(self.pool_scales) <= 64, "pool_scales", "at most 64 numbers", len(self.pool_scales))
         require(self.auxiliary_weight >= 0, "auxiliary_weight", "0 or more", self.auxiliary_weight)
         require(0 <= self.dropout < 1, "dropout", "a number in [0, 1)", self.dropout)
         require(self.classifier_std >= 0, "classifier_std", "0 or more", self.classifier_std)
@@ -91,6 +92,22 @@ class UPerNet(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """See `PolylineBackbone.no_weight_decay`."""
         return without_weight_decay(self.backbone, "backbone.")
+
+
+class MainScores(nn.Module):
+    """A segmentation model that returns one tensor, for exporters.
+
+    Args:
+        model: in evaluation mode.
+    """
+
+    def __init__(self, model: UPerNet) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, height, width) to scores (B, classes, height, width)."""
+        return self.model(images).main
 
 
 def _enlarge(scores: Tensor, images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ppma import config as configs
 from ppma.data.ade20k import Ade20kDataConfig
 from ppma.models import PolylineBackbone, authors, files
 from ppma.tasks.dense.backbone import dense_backbone_of
-from ppma.tasks.dense.weights import read_model
+from ppma.tasks.dense.weights import checked_config, read_model
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet
 from ppma.tasks.segmentation.testing import TestConfig
@@ -26,7 +26,7 @@ def convert_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of both heads in our names."""
     converted = {}
     for name, tensor in state.items():
-        if name.startswith(_HEADS):
+        if isinstance(name, str) and name.startswith(_HEADS):
             for pattern, ours in _RENAMED:
                 name = re.sub(pattern, ours, name)
             converted[name] = tensor
@@ -48,16 +48,24 @@ def load_segmenter(path: str | Path, **changes: Any) -> tuple[UPerNet, Segmentat
         path: a file of `ppma train`, or one of MMSegmentation.
         changes: fields of the backbone's configuration to change, for files of MMSegmentation.
     """
-    if Path(path).suffix == ".safetensors":
+    if files.is_safetensors(path):
         stored = read_model(path, "segmentation")
-        config = configs.build(SegmentationConfig, stored.config, source=str(path))
-        model = UPerNet(PolylineBackbone(stored.backbone), len(stored.classes), config.decoder)
-        files.load_weights(model, stored.state, source=str(path))
-        return model.eval(), config, stored.classes
+        config = checked_config(SegmentationConfig, stored, path)
+
+        def make() -> UPerNet:
+            return UPerNet(PolylineBackbone(stored.backbone), len(stored.classes), config.decoder)
+
+        return files.build(make, stored.state, source=str(path)), config, stored.classes
     contents = files.read_torch(path)
-    if not isinstance(contents, Mapping) or _CLASSIFIER not in (contents.get("state_dict") or {}):
+    if not is_mmsegmentation(contents):
         raise files.CheckpointError(f"{path}: expected a UPerNet in MMSegmentation's layout, found no {_CLASSIFIER!r}")
     return _from_mmsegmentation(contents, str(path), **changes)
+
+
+def is_mmsegmentation(contents: Any) -> bool:
+    """Whether what a file holds is a segmentation model of MMSegmentation."""
+    state = contents.get("state_dict") if isinstance(contents, Mapping) else None
+    return isinstance(state, Mapping) and _CLASSIFIER in state
 
 
 def _from_mmsegmentation(
@@ -66,11 +74,20 @@ def _from_mmsegmentation(
     whole = contents["state_dict"]
     backbone = authors.find_weights(contents, ema=False, source=source)
     backbone_config = authors.infer_config(backbone, source=source, **changes)
-    classes, channels = whole[_CLASSIFIER].shape[:2]
-    decoder = DecoderConfig(channels=channels, auxiliary_channels=whole["auxiliary_head.conv_seg.weight"].shape[1])
-    model = UPerNet(dense_backbone_of(backbone_config), classes, decoder)
+    heads = convert_heads(whole)
+    files.check_tensors(heads, source=source)
+    main, auxiliary = (heads.get(f"{head}classifier.1.weight") for head in _HEADS)
+    if main is None or auxiliary is None or main.ndim != 4 or auxiliary.ndim != 4:
+        raise files.CheckpointError(f"{source}: expected the classifiers of both heads, (classes, channels, 1, 1) each")
+    try:
+        decoder = DecoderConfig(channels=main.shape[1], auxiliary_channels=auxiliary.shape[1])
+    except configs.ConfigError as error:
+        raise files.CheckpointError(f"{source}: {error}") from None
+    classes = main.shape[0]
     converted = {f"backbone.{name}": tensor for name, tensor in authors.convert(backbone).items()}
-    files.load_weights(model, converted | convert_heads(whole), source=source)
+    model = files.build(
+        lambda: UPerNet(dense_backbone_of(backbone_config), classes, decoder), converted | heads, source=source
+    )
     names = numbered(classes)
     config = SegmentationConfig(
         task="segmentation",
@@ -82,4 +99,4 @@ def _from_mmsegmentation(
         decoder=decoder,
         test=TestConfig(mode="slide"),
     )
-    return model.eval(), config, names
+    return model, config, names

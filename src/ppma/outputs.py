@@ -1,0 +1,31 @@
+"""Where a command writes: checked before its work, not after."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> Path:
+    """The path of a file that can be written, or a ValueError that says why it cannot.
+
+    Args:
+        name: of the argument, for messages.
+        path: of the file; what is there is left as it is.
+        suffixes: how its name may end, anything if empty.
+    """
+    target = Path(path)
+    if suffixes and target.suffix not in suffixes:
+        raise ValueError(f"{name}: expected a name that ends in {' or '.join(suffixes)}, got {str(path)!r}")
+    if target.is_dir():
+        raise ValueError(f"{name}: expected a file, got the folder {target}")
+    if not target.parent.is_dir():
+        raise ValueError(f"{name}: expected a folder at {target.parent}, found none")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{name}: cannot write to {target.parent}: {error.strerror}") from None
+    if target.exists() and not os.access(target, os.W_OK):
+        raise ValueError(f"{name}: cannot write {target}: it is read-only")
+    return target
