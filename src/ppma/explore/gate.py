@@ -18,16 +18,6 @@ JOIN, UPLOAD = f"{API}queue/join", f"{API}upload"
 POSTED = (JOIN, UPLOAD, f"{API}cancel", f"{API}reset")
 # What the page asks Gradio for. The rest of its interface (calls by name, a proxy, recordings, ...) stays closed.
 READ = ("app_id", "config", "file=", "heartbeat/", "info", "queue/data", "startup-events", "theme.css", "upload_")
-    "app_id",
-    "config",
-    "file=",
-    "heartbeat/",
-    "info",
-    "queue/data",
-    "startup-events",
-    "theme.css",
-    "upload_progress",
-)
 JSON_BYTES = 65_536  # the two largest tables have a tenth of it
 OPEN_REQUESTS = 64  # at a time, with the streams that each open page keeps
 
