@@ -3,7 +3,8 @@
 import pytest
 import timm
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+import torch.utils.checkpoint
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
 from ppma.layers.recompute import recomputing
 from ppma.ops.local import native_serves
@@ -74,10 +75,48 @@ def test_an_error_inside_leaves_no_trace():
         recomputing(other, other.clone),
     ):
         raise RuntimeError("from inside")
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     from ppma.layers import recompute
 
+    assert not recompute._hooked()
     assert recompute._known.get() is None
+
+
+def test_hooks_of_others_are_seen():
+    from ppma.layers import recompute
+
+    assert not recompute._hooked()
+    for hooks in (saved_tensors_hooks(keep, keep), save_on_cpu()):
+        with hooks:
+            assert recompute._hooked()
+    assert not recompute._hooked()
+
+
+def test_other_hooks_get_every_saved_tensor():
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    value, packed = x.sin(), []
+    with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, keep), recomputing(value, x.sin):
+        value @ weight
+    assert any(torch.equal(tensor, value) for tensor in packed if tensor.shape == value.shape)
+
+
+def test_disabled_hooks_and_no_grad_leave_it_off():
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    value = x.sin()
+    with disable_saved_tensors_hooks("no hooks here"), recomputing(value, x.sin):
+        result = value @ weight
+    assert len(torch.autograd.grad(result.sum(), [x, weight])) == 2
+    with torch.no_grad(), recomputing(value, x.sin):
+        assert not (value @ weight).requires_grad
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_inside_checkpoint_gradients_are_the_same_bits(reentrant):
+    network, images = model(), torch.randn(2, 3, 32, 32, requires_grad=True)
+    plain = gradients(network, images)
+    network.zero_grad()
+    torch.manual_seed(1)
+    torch.utils.checkpoint.checkpoint(network, images, use_reentrant=reentrant).square().sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, network.parameters(), strict=True))
 
 
 def test_a_hook_on_the_projection_sees_and_keeps_its_result():

@@ -24,7 +24,7 @@ def recomputing(value: Tensor, again: Again) -> contextlib.AbstractContextManage
         value: a tensor that lives as long as the context.
         again: computes it from tensors that are kept anyway.
     """
-    if not value.requires_grad or not native_serves("depthwise_add", "auto", value):
+    if not (torch.is_grad_enabled() and value.requires_grad) or not native_serves("depthwise_add", "auto", value):
         return contextlib.nullcontext()
     return _recomputing(value, again)
 
@@ -39,15 +39,30 @@ def _recomputing(value: Tensor, again: Again) -> Iterator[None]:
         finally:
             del outer[_address(value)]
         return
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        yield
-        return
-    token = _known.set({_address(value): again})
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(_keep, _restore):
+    with contextlib.ExitStack() as hooks:
+        if not _hooked():
+            with contextlib.suppress(RuntimeError):  # inside `torch.autograd.graph.disable_saved_tensors_hooks`
+                hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(_keep, _restore))
+        token = _known.set({_address(value): again})
+        try:
             yield
-    finally:
-        _known.reset(token)
+        finally:
+            _known.reset(token)
+
+
+def _hooked() -> bool:
+    """Whether hooks on saved tensors are active: a saved tensor takes one pair, and a probe shows if it has one."""
+    probe = torch.ones((), requires_grad=True).exp()
+    assert probe.grad_fn is not None
+    try:
+        probe.grad_fn._raw_saved_result.register_hooks(_unchanged, _unchanged)  # type: ignore[attr-defined]
+    except RuntimeError:
+        return True
+    return False
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _address(tensor: Tensor) -> int:
