@@ -6,11 +6,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ppma.layers.recompute import recomputing
-from ppma.ops.local import native_serves
 
-pytestmark = pytest.mark.skipif(
-    not native_serves(torch.zeros(1), "depthwise_add"), reason="the native kernels are not built"
-)
+pytestmark = pytest.mark.native
 
 
 def model(**options):
