@@ -10,7 +10,7 @@ from ppma.ops import backends, local, rotary
 from ppma.ops.backends.native import library
 from ppma.testing import assert_accurate, outputs_and_gradients
 
-pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=f"{library.why_not()}")
+pytestmark = pytest.mark.native
 
 
 def composition(x, weight, bias, base=None, *, gelu=False):
