@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import ppma
-from ppma.ops import library as operators
 from ppma.ops import local, rotary
 
 BACKENDS = ["reference", "torch", "auto", pytest.param("native", marks=pytest.mark.native)]
@@ -108,12 +107,12 @@ def test_native_operators_refuse_empty_grids_and_channels_themselves(shape):
     """Called as `torch.ops.ppma.*`, where no argument was checked before; a kernel would divide by zero."""
     x, decay = torch.zeros(shape), torch.zeros(shape[:-1])
     calls = [
-        lambda: operators.scan(x, [decay, decay], "both", "native"),
-        lambda: operators.scan_backward(x, x, [decay, decay], "both", "native"),
-        lambda: operators.attention(x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
-        lambda: operators.criss_cross_backward(x, x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
-        lambda: operators.linear(x, x, x, decay, decay, "2d", "native"),
-        lambda: operators.linear_backward(x, x, x, x, decay, decay, "2d", "native"),
+        lambda: torch.ops.ppma.scan(x, [decay, decay], "both", "native"),
+        lambda: torch.ops.ppma.scan_backward(x, x, [decay, decay], "both", "native"),
+        lambda: torch.ops.ppma.attention(x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
+        lambda: torch.ops.ppma.criss_cross_backward(x, x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
+        lambda: torch.ops.ppma.linear(x, x, x, decay, decay, "2d", "native"),
+        lambda: torch.ops.ppma.linear_backward(x, x, x, x, decay, decay, "2d", "native"),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="at least one token and channel"):
