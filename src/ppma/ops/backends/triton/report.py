@@ -19,7 +19,7 @@ def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dt
     """q, k, v as views of a packed projection, and two log-decays, without memory."""
     packed = torch.empty((batch, height, width, 3, heads, d), dtype=dtype, device="meta")
     q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
-    decays = torch.empty((2, batch, heads, height, width), device="meta")
+    decays = torch.empty((2, batch, heads, height, width), dtype=torch.float32, device="meta")
     return [q, k, v, *decays]
 
 
