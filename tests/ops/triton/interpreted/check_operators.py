@@ -7,7 +7,7 @@ import torch
 from triton_cases import attention_inputs
 
 import ppma
-from ppma.ops import library  # noqa: F401  (defines torch.ops.ppma)
+from ppma.ops import library
 from ppma.ops.layout import ND_PATHS
 
 SOFTMAX = ("hadamard", "2d", 0.35, "triton")
