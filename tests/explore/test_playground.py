@@ -80,7 +80,7 @@ def test_places_and_tokens():
 
 
 def test_the_view_follows_every_choice(nano):
-    seen = look(nano, Image.effect_noise((40, 50), 60).convert("RGB"))
+    seen = look(nano, nano.prepare(Image.effect_noise((40, 50), 60).convert("RGB")))
     first = panels_image(seen, Choice())
     assert panels_image(seen, Choice(place=(0.1, 0.9))).tobytes() != first.tobytes()
 
@@ -103,7 +103,7 @@ def test_the_view_follows_every_choice(nano):
 
 
 def test_the_picture_and_its_words(nano):
-    seen = look(nano, Image.effect_noise((40, 50), 60).convert("RGB"))
+    seen = look(nano, nano.prepare(Image.effect_noise((40, 50), 60).convert("RGB")))
     picture = clickable_image(seen, Choice(place=(0.0, 0.0)))
     assert picture.size == (480, 480)
     assert picture.getpixel((16, 5)) == (255, 0, 0)  # the frame of a token 15 pixels wide

@@ -1,45 +1,39 @@
 """The explorer: a page in the browser, served from here and loading nothing from elsewhere."""
 
+import contextlib
+import errno
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
 import gradio as gr
 from PIL import Image
-from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
 
-from ppma.explore import view
+from ppma.explore import requests, view
+from ppma.explore.gate import Gate
 from ppma.explore.images import MAX_BYTES, read_image, sample_names, sample_path
 from ppma.explore.playground_page import LATEST, playground_page
 from ppma.explore.subject import Subject
 from ppma.layers.attention import FORMULATIONS
 from ppma.masks import KINDS
+from ppma.ops import checks
 
 OWN = "the model's own"
 FONT, MONOSPACE = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # the reader's own
-# The browser itself refuses whatever is not on this server, so the page works offline and tells nobody.
-POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' data: blob:"
-
-
-class OnlyFromHere:
-    """Adds the content security policy to every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["Content-Security-Policy"] = POLICY
-            await send(message)
-
-        await self.app(scope, receive, with_policy)
+STRONGEST = 8
+# One request is drawn at a time, whichever function it calls, and few wait. Functions check raw values themselves.
+EVENT: dict[str, Any] = {"preprocess": False, "concurrency_id": "draw", "concurrency_limit": 1}
+WAITING = 16
+SESSIONS = 64  # remembered; the oldest starts again
+FILES_LIVE = 3600  # seconds: uploads and drawn images
 
 
 def tell_mistakes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,19 +56,21 @@ def build(subject: Subject, image: Image.Image) -> gr.Blocks:
         subject: the model to look into.
         image: shown first.
     """
-    with gr.Blocks(title="ppma explore", analytics_enabled=False) as page:
+    page = gr.Blocks(title="ppma explore", analytics_enabled=False, delete_cache=(FILES_LIVE, FILES_LIVE))
+    with page:
         gr.Markdown("## Polyline path masked attention\nClick a token of the image; everything else follows.")
         with gr.Tab("Image"):
             _image_page(subject, image)
         with gr.Tab("Grid playground"):
-            playground_page(tell_mistakes)
-    return page
+            playground_page(tell_mistakes, EVENT)
+    return page.queue(max_size=WAITING)
 
 
 def _image_page(subject: Subject, image: Image.Image) -> None:
     first = view.Choice(edges=not subject.trained)
-    seen = view.look(subject, image)
-    looked, chosen = gr.State(seen), gr.State(first)
+    looks, prepared = view.Looks(subject), subject.prepare(image)
+    seen = looks(prepared)
+    looked, chosen = gr.State(prepared), gr.State(first)
     with gr.Row():
         with gr.Column(scale=2, min_width=340):
             picture = gr.Image(
@@ -105,7 +101,8 @@ def _image_page(subject: Subject, image: Image.Image) -> None:
     stage, block, head, *_ = controls
     shown = [chosen, picture, panels, said]
 
-    def show(seen: view.Look, choice: view.Choice) -> tuple[Any, ...]:
+    def show(prepared: Tensor, choice: view.Choice) -> tuple[Any, ...]:
+        seen = looks(prepared)
         return (
             choice,
             view.clickable_image(seen, choice),
@@ -113,37 +110,45 @@ def _image_page(subject: Subject, image: Image.Image) -> None:
             view.describe(subject, seen, choice),
         )
 
-    def click(seen: view.Look, choice: view.Choice, event: gr.SelectData) -> tuple[Any, ...]:
-        x, y = event.index
-        return show(seen, replace(choice, place=(y / view.PICTURE_SIDE, x / view.PICTURE_SIDE)))
+    @tell_mistakes
+    def click(prepared: Tensor, choice: view.Choice, event: gr.SelectData) -> tuple[Any, ...]:
+        x, y = requests.pixels(event.index, view.PICTURE_SIDE)
+        return show(prepared, replace(choice, place=(y / view.PICTURE_SIDE, x / view.PICTURE_SIDE)))
+
+    def open_file(path: Path | str, choice: view.Choice) -> tuple[Any, ...]:
+        prepared = subject.prepare(read_image(path))
+        return prepared, *show(prepared, choice)
 
     @tell_mistakes
-    def open_file(path: str, choice: view.Choice) -> tuple[Any, ...]:
-        seen = view.look(subject, read_image(path))
-        return seen, *show(seen, choice)
+    def upload_file(file: dict[str, Any], choice: view.Choice) -> tuple[Any, ...]:
+        return open_file(file["path"], choice)
 
+    @tell_mistakes
     def pick(choice: view.Choice, event: gr.SelectData) -> tuple[Any, ...]:
-        return open_file(str(sample_path(sample_names()[int(event.index)])), choice)
+        names = sample_names()
+        return open_file(sample_path(names[requests.whole("sample", event.index, 0, len(names) - 1)]), choice)
 
     @tell_mistakes
-    def change(seen: view.Look, choice: view.Choice, *values: Any) -> tuple[Any, ...]:
-        return show(seen, replace(choice, **_choices(values)))
+    def change(prepared: Tensor, choice: view.Choice, *values: Any) -> tuple[Any, ...]:
+        return show(prepared, replace(choice, **_choices(subject, values)))
 
-    def fit(stage: int) -> tuple[Any, Any]:
+    @tell_mistakes
+    def fit(stage: Any) -> tuple[Any, Any]:
         """A stage has blocks and heads of its own."""
         config = subject.model.config
+        stage = requests.whole("stage", stage, 0, len(config.depths) - 1)
         return (
             gr.Dropdown(choices=_counted("block", config.depths[stage]), value=0),
             gr.Dropdown(choices=_heads(config.heads[stage]), value=-1),
         )
 
-    picture.select(click, [looked, chosen], shown, trigger_mode=LATEST)
-    samples.select(pick, [chosen], [looked, *shown])
-    upload.upload(open_file, [upload, chosen], [looked, *shown])
-    stage.input(fit, [stage], [block, head]).then(change, [looked, chosen, *controls], shown)
+    picture.select(click, [looked, chosen], shown, trigger_mode=LATEST, **EVENT)
+    samples.select(pick, [chosen], [looked, *shown], **EVENT)
+    upload.upload(upload_file, [upload, chosen], [looked, *shown], **EVENT)
+    stage.input(fit, [stage], [block, head], **EVENT).then(change, [looked, chosen, *controls], shown, **EVENT)
     for control in controls[1:]:
         event = control.release if isinstance(control, gr.Slider) else control.input
-        event(change, [looked, chosen, *controls], shown, trigger_mode=LATEST)
+        event(change, [looked, chosen, *controls], shown, trigger_mode=LATEST, **EVENT)
 
 
 def _counted(word: str, count: int) -> list[tuple[str, int]]:
@@ -169,48 +174,96 @@ def _controls(subject: Subject, first: view.Choice) -> list[Any]:
             [(OWN, False), ("from the image's edges", True)], value=first.edges, label="Decays", elem_id="decays"
         )
     strength = gr.Slider(
-        0, 8, value=first.strength, step=0.25, label="Strength: factor on the log-decays", elem_id="strength"
+        0, STRONGEST, value=first.strength, step=0.25, label="Strength: factor on the log-decays", elem_id="strength"
     )
     return [stage, block, head, mask, formulation, source, strength]
 
 
-def _choices(values: tuple[Any, ...]) -> dict[str, Any]:
+def _choices(subject: Subject, values: tuple[Any, ...]) -> dict[str, Any]:
     stage, block, head, mask, formulation, edges, strength = values
+    config = subject.model.config
+    stage = requests.whole("stage", stage, 0, len(config.depths) - 1)
+    head = requests.whole("head", head, -1, config.heads[stage] - 1)
+    checks.one_of("mask", mask, (OWN, *KINDS))
+    checks.one_of("formulation", formulation, (OWN, *FORMULATIONS))
     return {
         "stage": stage,
-        "block": block,
+        "block": requests.whole("block", block, 0, config.depths[stage] - 1),
         "head": None if head == -1 else head,
         "mask": None if mask == OWN else mask,
         "formulation": None if formulation == OWN else formulation,
-        "edges": edges,
-        "strength": strength,
+        "edges": requests.flag("decays", edges),
+        "strength": requests.number("strength", strength, 0, STRONGEST),
     }
 
 
 def launch(page: gr.Blocks, *, host: str = "127.0.0.1", port: int | None = None) -> str:
-    """Serve the page in the background; returns its address."""
-    _, address, _ = page.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        quiet=True,
-        inbrowser=False,
-        prevent_thread_lock=True,
-        ssr_mode=False,
-        pwa=False,
-        footer_links=[],
-        max_file_size=MAX_BYTES,
-        theme=gr.themes.Default(font=FONT, font_mono=MONOSPACE),
-        app_kwargs={"middleware": [Middleware(OnlyFromHere)]},
-    )
+    """Serve the page in the background; returns its address.
+
+    Args:
+        page: from `build`.
+        host: address or name of this machine. An IPv6 address has brackets.
+        port: None for the first free one from 7860.
+    """
+    gate = Middleware(Gate, host=host, parse=partial(requests.parse, page), upload_bytes=MAX_BYTES)
+    with _no_proxy():
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            inbrowser=False,
+            prevent_thread_lock=True,
+            ssr_mode=False,
+            pwa=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            footer_links=[],
+            max_file_size=MAX_BYTES,
+            state_session_capacity=SESSIONS,
+            theme=gr.themes.Default(font=FONT, font_mono=MONOSPACE),
+            app_kwargs={"middleware": [gate]},
+        )
     return address
+
+
+@contextlib.contextmanager
+def _no_proxy() -> Iterator[None]:
+    """Gradio asks its own server whether it runs, and would send that through a proxy of the environment."""
+    before = {name: os.environ.get(name) for name in ("no_proxy", "NO_PROXY")}
+    os.environ.update(dict.fromkeys(before, "*"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def check_address(host: str, port: int) -> None:
+    """The page can be served there: the host is an address of this machine and the port is free."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port: expected 1 to 65535, got {port}")
+    bare = host.strip("[]")
+    try:
+        family, kind, *_, address = socket.getaddrinfo(bare or None, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except PermissionError:
+        raise ValueError(f"port: expected one that this user may open (from 1024 on), got {port}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port: expected a free one, got {port}, which is in use on {host}") from None
+        raise ValueError(f"host: expected an address of this machine, got {host!r}") from None
+    except UnicodeError:
+        raise ValueError(f"host: expected an address of this machine, got {host!r}") from None
 
 
 def serve(subject: Subject, image: Image.Image, *, host: str, port: int) -> None:
     """Serve the page until it is interrupted."""
     page = build(subject, image)
     try:
-        print(f"Exploring {subject.name} at {launch(page, host=host, port=port)} (Ctrl-C ends it)")
+        print(f"Exploring {subject.name} at {launch(page, host=host, port=port)} (Ctrl-C ends it)", flush=True)
     except OSError:
         raise ValueError(f"host, port: expected a free port of this machine, got {host}:{port}") from None
     page.block_thread()

@@ -1,5 +1,6 @@
 """Figures of one query in one image: decays, mask and attention; a strip over the heads; a query that moves."""
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,4 +147,6 @@ def save_gif(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 2
     palette_source.paste(style.QUERY_COLOUR, (0, 0, palette_source.width, palette_source.height // 10))
     palette = palette_source.quantize(colors=128)
     first, *rest = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    first.save(path, save_all=True, append_images=rest, duration=milliseconds, loop=0, optimize=True)
+    buffer = io.BytesIO()
+    first.save(buffer, format="GIF", save_all=True, append_images=rest, duration=milliseconds, loop=0, optimize=True)
+    style.write(path, buffer)

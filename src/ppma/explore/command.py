@@ -49,10 +49,11 @@ def explore_arguments(parser: argparse.ArgumentParser) -> None:
 
 def explore(arguments: argparse.Namespace) -> int:
     """Serve the explorer until it is interrupted."""
-    from ppma.explore.app import serve
+    from ppma.explore.app import check_address, serve
     from ppma.explore.images import find_image
     from ppma.explore.subject import open_subject
 
+    check_address(arguments.host, arguments.port)  # before a model is loaded
     subject = open_subject(arguments.checkpoint, arguments.model)
     serve(subject, find_image(arguments.image), host=arguments.host, port=arguments.port)
     return 0

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 Pair = tuple[int, int]
 
+# Limits of what is still to be seen, or is drawn in minutes.
+LARGEST_PATHS = 40  # rows or columns
+LARGEST_MASKS = 64  # a dense mask has the fourth power of it
+MOST_FRAMES = 360
+MOST_ROUNDS = 1000
+MOST_IMAGES = 512
+
 
 def add_figures(figures: Any) -> None:
     """Add a parser for each figure; `arguments.write(arguments)` draws and writes it."""
@@ -35,12 +42,33 @@ def add_figures(figures: Any) -> None:
 
 def _pair(text: str) -> Pair:
     """Two numbers, "3,4"."""
-    first, second = (int(part) for part in text.split(","))
+    try:
+        first, second = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected two whole numbers such as 3,4, got {text!r}") from None
     return first, second
 
 
-def _from_one(pair: Pair) -> Pair:
-    return pair[0] - 1, pair[1] - 1
+def _within(name: str, value: int, high: int, low: int = 1) -> int:
+    """A number that a user gave, if it lies between the two."""
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected {low} to {high}, got {value}")
+    return value
+
+
+def _token(name: str, given: Pair, grid: Pair) -> Pair:
+    """A token of the grid that a user counted from 1,1."""
+    row, column = given
+    if not (1 <= row <= grid[0] and 1 <= column <= grid[1]):
+        raise ValueError(f"{name}: expected 1,1 to {grid[0]},{grid[1]}, the tokens of the grid, got {row},{column}")
+    return row - 1, column - 1
+
+
+def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    """These options would be ignored here."""
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"{name}: {why}")
 
 
 def _out(parser: argparse.ArgumentParser, write: Any, formats: str = ".png, .pdf or .svg") -> None:
@@ -52,7 +80,7 @@ def _writes(draw: Any) -> Any:
     """Turn what draws a figure into what writes it."""
 
     def write(arguments: argparse.Namespace) -> None:
-        style.check_format(arguments.out, style.FORMATS)  # before minutes of measuring
+        style.check_out(arguments.out, style.FORMATS)  # before minutes of measuring
         figure: Figure = draw(arguments)
         style.save(figure, arguments.out)
 
@@ -69,7 +97,15 @@ def _add_paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", type=_pair, default=(6, 8), metavar="ROWS,COLUMNS", help="(default: 6,8)")
     _query_option(parser, "2,2")
     parser.add_argument("--key", type=_pair, default=(5, 7), metavar="ROW,COLUMN", help="(default: 5,7)")
-    _out(parser, _writes(lambda a: paths.path_figure(_from_one(a.query), _from_one(a.key), a.grid)))
+    _out(parser, _writes(_draw_paths))
+
+
+def _draw_paths(arguments: argparse.Namespace) -> "Figure":
+    if not all(1 <= extent <= LARGEST_PATHS for extent in arguments.grid):
+        rows, columns = arguments.grid
+        raise ValueError(f"grid: expected 1,1 to {LARGEST_PATHS},{LARGEST_PATHS}, got {rows},{columns}")
+    query, key = (_token(name, getattr(arguments, name), arguments.grid) for name in ("query", "key"))
+    return paths.path_figure(query, key, arguments.grid)
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:
@@ -79,29 +115,33 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_masks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, default=24, help="tokens in a row and in a column (default: %(default)s)")
+    parser.add_argument("--side", type=int, help="tokens in a row and in a column, without --checkpoint (default: 24)")
     parser.add_argument("--image", help="a file or a sample whose edges make the decays (default: a disc)")
     parser.add_argument("--checkpoint", type=Path, help="use the decays that this model has for the image instead")
     _where_options(parser)
+    _head_option(parser)
     _query_option(parser)
     _out(parser, _writes(_draw_masks))
 
 
 def _draw_masks(arguments: argparse.Namespace) -> "Figure":
     if arguments.checkpoint is not None:
+        _refuse(arguments, ("side",), "expected without --checkpoint, whose grid is the model's")
         _, record = _look(open_subject(arguments.checkpoint, ""), arguments.image or "cat", arguments)
         shape = (record.q.shape[0], record.heads, *record.grid)
         of_heads = [decay.expand(shape)[0] for decay in decays(record.mask)]
-        head = _head(arguments)
+        head = _head(arguments, record)
         log_decays = [values.mean(0) if head is None else values[head] for values in of_heads]
     else:
-        side = (arguments.side, arguments.side)
-        image = gallery.disc(arguments.side) if arguments.image is None else _tokens(arguments.image, side)
+        _refuse(arguments, ("stage", "block", "head"), "expected with --checkpoint only")
+        side = _within("side", 24 if arguments.side is None else arguments.side, LARGEST_MASKS)
+        image = gallery.disc(side) if arguments.image is None else _tokens(arguments.image, (side, side))
         log_decays = list(gallery.edge_decays(image))
     log_alpha, log_beta = log_decays
     grid = (log_alpha.shape[0], log_alpha.shape[1])
     # A little off the middle, where a disc would hide that the masks differ.
-    query = (3 * grid[0] // 8, grid[1] // 3) if arguments.query is None else _from_one(arguments.query)
+    middle = (3 * grid[0] // 8, grid[1] // 3)
+    query = middle if arguments.query is None else _token("query", arguments.query, grid)
     return gallery.mask_gallery(log_alpha, log_beta, query)
 
 
@@ -113,8 +153,11 @@ def _tokens(image: str, grid: Pair) -> Tensor:
 
 
 def _where_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stage", type=int, default=1, help="from 1 (default: %(default)s)")
-    parser.add_argument("--block", type=int, default=1, help="of the stage, from 1 (default: %(default)s)")
+    parser.add_argument("--stage", type=int, help="from 1 (default: 1)")
+    parser.add_argument("--block", type=int, help="of the stage, from 1 (default: 1)")
+
+
+def _head_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", type=int, help="from 1 (default: the mean over the heads)")
 
 
@@ -133,9 +176,11 @@ def _query_options(parser: argparse.ArgumentParser) -> None:
 
 def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
     """The image as the model sees it, and the attention that was asked for."""
+    depths = subject.model.config.depths
+    stage = _within("stage", 1 if arguments.stage is None else arguments.stage, len(depths))
+    block = _within("block", 1 if arguments.block is None else arguments.block, depths[stage - 1])
     prepared = subject.prepare(find_image(image))
-    record = find_record(capture_image(subject.model, prepared), arguments.stage - 1, arguments.block - 1)
-    return subject.shown(prepared), record
+    return subject.shown(prepared), find_record(capture_image(subject.model, prepared), stage - 1, block - 1)
 
 
 def _what_if(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord, Pair]:
@@ -144,25 +189,33 @@ def _what_if(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord, Pa
     edges = gallery.edge_decays(F.adaptive_avg_pool2d(image, record.grid)) if arguments.decays == "edges" else None
     change = WhatIf(arguments.mask, arguments.formulation, edges, arguments.strength)
     middle = record.grid[0] // 2, record.grid[1] // 2
-    return image, change(record), middle if arguments.query is None else _from_one(arguments.query)
+    query = middle if arguments.query is None else _token("query", arguments.query, record.grid)
+    return image, change(record), query
 
 
-def _head(arguments: argparse.Namespace) -> int | None:
-    return None if arguments.head is None else arguments.head - 1
+def _head(arguments: argparse.Namespace, record: AttentionRecord) -> int | None:
+    return None if arguments.head is None else _within("head", arguments.head, record.heads) - 1
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     _query_options(parser)
-    parser.add_argument("--frames", type=int, default=24, help="of a .gif (default: %(default)s)")
+    _head_option(parser)
+    parser.add_argument("--frames", type=int, help="of a .gif (default: 24)")
     _out(parser, _write_attention, ".png, .pdf, .svg or .gif")
 
 
 def _write_attention(arguments: argparse.Namespace) -> None:
-    style.check_format(arguments.out, (*style.FORMATS, ".gif"))
+    style.check_out(arguments.out, (*style.FORMATS, ".gif"))
+    moving = arguments.out.suffix.lower() == ".gif"
+    if moving:
+        _refuse(arguments, ("query",), "expected without a .gif, where the query moves")
+    else:
+        _refuse(arguments, ("frames",), "expected with a .gif only")
+    frames = _within("frames", 24 if arguments.frames is None else arguments.frames, MOST_FRAMES)
     image, record, query = _what_if(arguments)
-    head = _head(arguments)
-    if arguments.out.suffix.lower() == ".gif":
-        queries = attention.walk(record.grid, arguments.frames)
+    head = _head(arguments, record)
+    if moving:
+        queries = attention.walk(record.grid, frames)
         attention.save_gif(attention.query_animation(image, record, queries, head=head), arguments.out)
     else:
         panels = query_panels(record, query, head=head)
@@ -178,28 +231,34 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, default=256, help="side of the largest grid (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each (default: %(default)s)")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
-    _out(parser, _writes(lambda a: cost.cost_figure(cost.measure(a.largest, rounds=a.rounds, memory=a.memory))))
+    _out(parser, _writes(_draw_cost))
+
+
+def _draw_cost(arguments: argparse.Namespace) -> "Figure":
+    rounds = _within("rounds", arguments.rounds, MOST_ROUNDS)
+    return cost.cost_figure(cost.measure(arguments.largest, rounds=rounds, memory=arguments.memory))
 
 
 def _add_receptive(parser: argparse.ArgumentParser) -> None:
     model_options(parser, default="ppma_nano")
-    parser.add_argument(
-        "--masks", default="none,rmt,2d", help="comma-separated, for --model: with each of them (default: %(default)s)"
-    )
+    parser.add_argument("--masks", help="comma-separated, for --model: with each of them (default: none,rmt,2d)")
     parser.add_argument("--stage", type=int, default=3, help="whose features, from 1 (default: %(default)s)")
     parser.add_argument("--images", type=int, default=8, help="images of noise (default: %(default)s)")
     _out(parser, _writes(_draw_receptive))
 
 
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
+    count = _within("images", arguments.images, MOST_IMAGES)
     if arguments.checkpoint is not None:
+        _refuse(arguments, ("masks",), "expected without --checkpoint, which has one")
         subjects = [open_subject(arguments.checkpoint, "")]
         names = [subjects[0].name]
     else:
-        names = arguments.masks.split(",")
+        names = ("none,rmt,2d" if arguments.masks is None else arguments.masks).split(",")
         subjects = [from_name(arguments.model, mask=mask) for mask in names]
     fields = {}
     for name, subject in zip(names, subjects, strict=True):
-        images = receptive.noise_images(arguments.images, subject.data.image_size)
-        fields[name] = receptive.effective_receptive_field(subject.model, images, arguments.stage - 1)
+        stage = _within("stage", arguments.stage, len(subject.model.config.depths)) - 1
+        images = receptive.noise_images(count, subject.data.image_size)
+        fields[name] = receptive.effective_receptive_field(subject.model, images, stage)
     return receptive.receptive_field_figure(fields)

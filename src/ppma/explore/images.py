@@ -11,6 +11,7 @@ from ppma.ops import checks
 SAMPLES = Path(__file__).parent / "samples"
 MAX_BYTES = 10_000_000
 MAX_PIXELS = 40_000_000
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # others of Pillow's run programs, or scripts
 MAX_RATIO = 10  # of the sides: a longer image would be scaled to something huge
 
 
@@ -32,16 +33,22 @@ def read_image(path: str | Path) -> Image.Image:
         ValueError: it is too large or no image; the message is for the user.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"image: expected a file, found none at {path}")
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size if path.is_file() else None
+    except OSError:  # a name that is too long, a folder that may not be entered
+        size = None
+    if size is None:
+        names = ", ".join(sample_names())
+        raise ValueError(f"image: expected a file or a sample ({names}), found none at {str(path)[:200]}")
     if size > MAX_BYTES:
         raise ValueError(f"image: expected at most {MAX_BYTES / 1e6:g} MB, {path.name} has {size / 1e6:.1f} MB")
     try:
-        with Image.open(path) as header:  # reads no pixels yet
+        with Image.open(path, formats=FORMATS) as header:  # reads no pixels yet
             width, height = header.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise ValueError(f"image: expected a picture (PNG, JPEG, ...), {path.name} cannot be read as one") from None
+        raise ValueError(
+            f"image: expected a picture ({', '.join(FORMATS)}), {path.name} cannot be read as one"
+        ) from None
     if width * height > MAX_PIXELS:
         raise ValueError(f"image: expected at most {MAX_PIXELS / 1e6:g} megapixels, {path.name} has {width} x {height}")
     if max(width, height) > MAX_RATIO * min(width, height):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Token = tuple[int, int]
+LONGEST_SIDE = 10_000  # tokens in a row or a column that a path is worked out for
 LINES = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
 
 
@@ -26,12 +27,17 @@ def corner(query: Token, key: Token, path: str) -> Token:
 def path_tokens(query: Token, key: Token, path: str) -> list[Token]:
     """The tokens on the path from the key to the query, both included, in the order of the walk."""
     turn = corner(query, key, path)
-    walked = [key]
-    for end in (turn, query):
-        while walked[-1] != end:
-            (i, j), (k, l) = walked[-1], end
-            walked.append((i + (k > i) - (k < i), j + (l > j) - (l < j)))
-    return walked
+    for token in (query, key):
+        check_query(token, (LONGEST_SIDE, LONGEST_SIDE))
+    first, second = _line(key, turn), _line(turn, query)
+    return [*first, *second[1:]]
+
+
+def _line(start: Token, end: Token) -> list[Token]:
+    """The tokens from one to another in the same row or column, both included."""
+    (i, j), (k, l) = start, end
+    down, right = 1 if k >= i else -1, 1 if l >= j else -1
+    return [(row, column) for row in range(i, k + down, down) for column in range(j, l + right, right)]
 
 
 def _draw_path(axis: "Axes", query: Token, key: Token, path: str, *, width: float) -> None:

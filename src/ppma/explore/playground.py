@@ -43,17 +43,25 @@ def parse_decays(name: str, rows: Sequence[Sequence[object]]) -> Tensor:
     """A table of decays as a user left it, (H, W) in float64; a mistake is a ValueError that names the cell."""
     if not rows or not rows[0]:
         raise ValueError(f"{name}: expected a table with at least one cell, got an empty one")
-    values = []
+    columns = len(rows[0])
+    if max(len(rows), columns) > LARGEST:
+        raise ValueError(f"{name}: expected at most {LARGEST} x {LARGEST} cells, got {len(rows)} x {columns}")
     for i, row in enumerate(rows, start=1):
-        for j, cell in enumerate(row, start=1):
-            try:
-                value = float(str(cell))
-            except ValueError:
-                value = float("nan")
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected a number in [0, 1] in row {i}, column {j}, got {cell}")
-            values.append(value)
-    return torch.tensor(values, dtype=torch.float64).view(len(rows), len(rows[0]))
+        if len(row) != columns:
+            raise ValueError(f"{name}: expected {columns} cells in row {i} as in the first, got {len(row)}")
+    values = [[_decay(name, cell, i, j) for j, cell in enumerate(row, start=1)] for i, row in enumerate(rows, start=1)]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _decay(name: str, cell: object, row: int, column: int) -> float:
+    try:
+        value = float(str(cell))
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        text = str(cell)[:20]
+        raise ValueError(f"{name}: expected a number in [0, 1] in row {row}, column {column}, got {text}")
+    return value
 
 
 def query_masks(alpha: Tensor, beta: Tensor, query: Token) -> dict[str, Tensor]:

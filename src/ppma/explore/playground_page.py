@@ -7,10 +7,13 @@ import gradio as gr
 import torch
 from PIL import Image
 
-from ppma.explore import playground, style
+from ppma.explore import playground, requests, style
 from ppma.explore.paths import LINES, path_figure
+from ppma.ops import checks
 
 START = (5, 6)
+SMALLEST = 2
+LAST_STEP = 4 * playground.LARGEST + 2  # of the longest scan
 LATEST: Literal["always_last"] = "always_last"  # what happens while a picture is drawn is not lost
 _FIGURE: dict[str, Any] = {"show_label": False, "interactive": False, "buttons": []}
 
@@ -37,6 +40,7 @@ def draw(
         path: "v2h" or "h2v".
         step: of the scan; one past the end is the last.
     """
+    checks.one_of("path", path, tuple(LINES))
     alpha, beta = playground.parse_decays("alpha", alpha_rows), playground.parse_decays("beta", beta_rows)
     if alpha.shape != beta.shape:
         raise ValueError(f"beta: expected a table of {tuple(alpha.shape)} like alpha, got {tuple(beta.shape)}")
@@ -50,14 +54,19 @@ def draw(
     return paths, masks, style.rendered(playground.step_figure(chosen, largest=1.0)), len(steps)
 
 
-def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Lay the playground out in the page that is being built."""
+def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., Any]], event: dict[str, Any]) -> None:
+    """Lay the playground out in the page that is being built.
+
+    Args:
+        tell_mistakes: shows a ValueError on the page.
+        event: options of every event; with `preprocess=False`, for values are checked here.
+    """
     H, W = START
     alpha, beta = playground.preset_decays("wall", START)
     paths, masks, step_image, count = draw(_table(alpha), _table(beta), (1, 1), (3, 4), "v2h", 0)
     with gr.Row():
-        rows = gr.Slider(2, playground.LARGEST, value=H, step=1, label="Rows", elem_id="rows")
-        columns = gr.Slider(2, playground.LARGEST, value=W, step=1, label="Columns", elem_id="columns")
+        rows = gr.Slider(SMALLEST, playground.LARGEST, value=H, step=1, label="Rows", elem_id="rows")
+        columns = gr.Slider(SMALLEST, playground.LARGEST, value=W, step=1, label="Columns", elem_id="columns")
         preset = gr.Dropdown(list(playground.PRESETS), value="wall", label="Decays to start from", elem_id="preset")
     with gr.Row():
         tables = [
@@ -103,27 +112,43 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
     shown = [path_image, mask_image, scan_image, step]
 
     @tell_mistakes
-    def redraw(*values: Any) -> tuple[Any, ...]:
-        a, b, query_row, query_column, key_row, key_column, path, step = values
-        *images, count = draw(
-            a, b, (query_row - 1, query_column - 1), (key_row - 1, key_column - 1), path, max(int(step), 0)
-        )
-        return *images, gr.Slider(maximum=count - 1, value=min(max(int(step), 0), count - 1))
+    def redraw(alpha: Any, beta: Any, *values: Any) -> tuple[Any, ...]:
+        *tokens, path, step = values
+        names = ("query row", "query column", "key row", "key column")
+        rows = [requests.whole(name, value, 1, playground.LARGEST) for name, value in zip(names, tokens, strict=True)]
+        query, key = (rows[0] - 1, rows[1] - 1), (rows[2] - 1, rows[3] - 1)
+        step = requests.whole("step", step, 0, LAST_STEP)
+        *images, count = draw(alpha["data"], beta["data"], query, key, path, step)
+        return *images, gr.Slider(maximum=count - 1, value=min(step, count - 1))
 
-    def restart(rows: int, columns: int, preset: str) -> tuple[Any, ...]:
-        alpha, beta = playground.preset_decays(preset, (rows, columns))
-        limits = [gr.Slider(maximum=extent, value=2) for extent in (rows, columns)]
-        far = [gr.Slider(maximum=extent, value=extent) for extent in (rows, columns)]
+    @tell_mistakes
+    def restart(rows: Any, columns: Any, preset: Any) -> tuple[Any, ...]:
+        grid = tuple(
+            requests.whole(name, extent, SMALLEST, playground.LARGEST)
+            for name, extent in (("rows", rows), ("columns", columns))
+        )
+        alpha, beta = playground.preset_decays(preset, (grid[0], grid[1]))
+        limits = [gr.Slider(maximum=extent, value=2) for extent in grid]
+        far = [gr.Slider(maximum=extent, value=extent) for extent in grid]
         return _table(alpha), _table(beta), *limits, *far
+
+    def move(by: int) -> Callable[..., Any]:
+        @tell_mistakes
+        def moved(step: Any) -> int:
+            return min(max(requests.whole("step", step, 0, LAST_STEP) + by, 0), LAST_STEP)
+
+        return moved
 
     inputs = [*tables, *places, path, step]
     for control in (rows, columns):
-        control.release(restart, [rows, columns, preset], [*tables, *places]).then(redraw, inputs, shown)
-    preset.input(restart, [rows, columns, preset], [*tables, *places]).then(redraw, inputs, shown)
+        control.release(restart, [rows, columns, preset], [*tables, *places], **event).then(
+            redraw, inputs, shown, **event
+        )
+    preset.input(restart, [rows, columns, preset], [*tables, *places], **event).then(redraw, inputs, shown, **event)
     for table in tables:
-        table.input(redraw, inputs, shown, trigger_mode=LATEST)
+        table.input(redraw, inputs, shown, trigger_mode=LATEST, **event)
     for place in (*places, step):
-        place.release(redraw, inputs, shown, trigger_mode=LATEST)
-    path.input(redraw, inputs, shown, trigger_mode=LATEST)
+        place.release(redraw, inputs, shown, trigger_mode=LATEST, **event)
+    path.input(redraw, inputs, shown, trigger_mode=LATEST, **event)
     for button, by in ((back, -1), (forth, 1)):
-        button.click(lambda value, by=by: value + by, [step], [step]).then(redraw, inputs, shown)
+        button.click(move(by), [step], [step], **event).then(redraw, inputs, shown, **event)

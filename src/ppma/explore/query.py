@@ -8,6 +8,7 @@ combine it with a softmax, and for criss-cross attention, whose N x N map is a p
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -50,9 +51,12 @@ def map_decays(mask: StructuredMask, change: Callable[[Tensor], Tensor]) -> Stru
 
 
 def check_query(query: tuple[int, int], grid: tuple[int, int]) -> None:
-    """A query must lie on the grid."""
-    if not (0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]):
-        raise ValueError(f"query: expected a token of the {grid[0]} x {grid[1]} grid, got row, column {query}")
+    """A query must be a pair of whole numbers, counted from 0, on the grid."""
+    whole = len(query) == 2 and all(isinstance(part, Integral) and not isinstance(part, bool) for part in query)
+    if not (whole and 0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]):
+        raise ValueError(
+            f"query: expected a token of the {grid[0]} x {grid[1]} grid (row and column from 0), got {query}"
+        )
 
 
 def query_weights(record: AttentionRecord, query: tuple[int, int]) -> Tensor:

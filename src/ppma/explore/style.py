@@ -4,11 +4,14 @@ Figures are made without pyplot, so they need no display and leave no global sta
 """
 
 import io
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 from torch import Tensor
+
+from ppma.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,12 +100,37 @@ def rendered(figure: "Figure", *, dpi: int = 100) -> Image.Image:
 def save(figure: "Figure", path: Path, *, dpi: int = 110) -> None:
     """Write a figure; the ending of the path says how."""
     check_format(path, FORMATS)
+    ending = path.suffix.lower()
     # Without a date and a version in it, the same figure is the same file.
     metadata: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    figure.savefig(path, dpi=dpi, bbox_inches="tight", metadata=metadata[path.suffix.lower()])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=ending[1:], dpi=dpi, bbox_inches="tight", metadata=metadata[ending])
+    write(path, buffer)
+
+
+def write(path: Path, content: io.BytesIO) -> None:
+    """Write a whole file, or say why not."""
+    try:
+        write_atomically(path, content.getbuffer())
+    except OSError as error:
+        raise ValueError(f"out: expected a file that can be written, got {path}: {error.strerror}") from None
 
 
 def check_format(path: Path, formats: tuple[str, ...]) -> None:
     """A file that is to be written must have one of these endings."""
     if path.suffix.lower() not in formats:
         raise ValueError(f"out: expected a file that ends in {', '.join(formats)}, got {path}")
+
+
+def check_out(path: Path, formats: tuple[str, ...]) -> None:
+    """Before any work: the file has one of these endings and can be written."""
+    check_format(path, formats)
+    if path.is_dir():
+        raise ValueError(f"out: expected a file, got the folder {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"out: expected a file in a folder that exists, got {path}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"out: expected a folder to write in, got {path.parent}: {error.strerror}") from None

@@ -1,7 +1,9 @@
 """What the explorer shows, as functions of what the user chose; the page itself is in `app`."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
@@ -16,6 +18,7 @@ from ppma.explore.subject import Subject
 PICTURE_SIDE = 480  # pixels of the image that one clicks
 FRAME = 3  # pixels of the query's frame, around the token
 PANEL_DPI = 130
+LOOKS = 4  # kept in memory
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,30 @@ class Choice:
     edges: bool = False
 
 
-def look(subject: Subject, image: Image.Image) -> Look:
-    """Let the model see an image."""
-    prepared = subject.prepare(image)
+def look(subject: Subject, prepared: Tensor) -> Look:
+    """Let the model see a prepared image (3, size, size)."""
     return Look(subject.shown(prepared), capture_image(subject.model, prepared))
+
+
+class Looks:
+    """What a model saw in the images that were asked for last; an older one it is shown again.
+
+    A look has up to a hundred megabytes. So many are kept, however many visitors the page has.
+
+    Args:
+        subject: the model.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._of_bytes = lru_cache(LOOKS)(self._look)
+
+    def __call__(self, prepared: Tensor) -> Look:
+        """The look at a prepared image (3, size, size)."""
+        return self._of_bytes(prepared.numpy().tobytes(), tuple(prepared.shape))
+
+    def _look(self, values: bytes, shape: tuple[int, ...]) -> Look:
+        return look(self.subject, torch.frombuffer(bytearray(values), dtype=torch.float32).view(shape))
 
 
 def query_at(place: tuple[float, float], grid: tuple[int, int]) -> tuple[int, int]:

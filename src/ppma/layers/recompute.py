@@ -51,7 +51,7 @@ def _recomputing(value: Tensor, again: Again) -> Iterator[None]:
 
 
 def _hooked() -> bool:
-    """Whether hooks on saved tensors are active. A saved tensor takes one pair of hooks: a probe shows if it has one."""
+    """Whether hooks on saved tensors are active: a saved tensor takes one pair, and a probe shows if it has one."""
     probe = torch.ones((), requires_grad=True).exp()
     assert probe.grad_fn is not None
     try:
