@@ -24,7 +24,6 @@ from ppma.explore.playground_page import LATEST, playground_page
 from ppma.explore.subject import Subject
 from ppma.layers.attention import FORMULATIONS
 from ppma.masks import KINDS
-from ppma.ops import checks
 
 OWN = "the model's own"
 FONT, MONOSPACE = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # the reader's own
@@ -184,8 +183,8 @@ def _choices(subject: Subject, values: tuple[Any, ...]) -> dict[str, Any]:
     config = subject.model.config
     stage = requests.whole("stage", stage, 0, len(config.depths) - 1)
     head = requests.whole("head", head, -1, config.heads[stage] - 1)
-    checks.one_of("mask", mask, (OWN, *KINDS))
-    checks.one_of("formulation", formulation, (OWN, *FORMULATIONS))
+    mask = requests.word("mask", mask, (OWN, *KINDS))
+    formulation = requests.word("formulation", formulation, (OWN, *FORMULATIONS))
     return {
         "stage": stage,
         "block": requests.whole("block", block, 0, config.depths[stage] - 1),
@@ -202,9 +201,11 @@ def launch(page: gr.Blocks, *, host: str = "127.0.0.1", port: int | None = None)
 
     Args:
         page: from `build`.
-        host: address or name of this machine. An IPv6 address has brackets.
+        host: address or name of this machine.
         port: None for the first free one from 7860.
     """
+    if ":" in host:
+        host = f"[{host.strip('[]')}]"  # an IPv6 address as an address of a page has it
     gate = Middleware(Gate, host=host, parse=partial(requests.parse, page), upload_bytes=MAX_BYTES)
     with _no_proxy():
         _, address, _ = page.launch(

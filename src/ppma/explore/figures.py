@@ -255,6 +255,8 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
         names = [subjects[0].name]
     else:
         names = ("none,rmt,2d" if arguments.masks is None else arguments.masks).split(",")
+        if len(set(names)) < len(names):
+            raise ValueError(f"masks: expected each mask once, got {arguments.masks}")
         subjects = [from_name(arguments.model, mask=mask) for mask in names]
     fields = {}
     for name, subject in zip(names, subjects, strict=True):

@@ -9,7 +9,6 @@ from PIL import Image
 
 from ppma.explore import playground, requests, style
 from ppma.explore.paths import LINES, path_figure
-from ppma.ops import checks
 
 START = (5, 6)
 SMALLEST = 2
@@ -40,7 +39,6 @@ def draw(
         path: "v2h" or "h2v".
         step: of the scan; one past the end is the last.
     """
-    checks.one_of("path", path, tuple(LINES))
     alpha, beta = playground.parse_decays("alpha", alpha_rows), playground.parse_decays("beta", beta_rows)
     if alpha.shape != beta.shape:
         raise ValueError(f"beta: expected a table of {tuple(alpha.shape)} like alpha, got {tuple(beta.shape)}")
@@ -118,6 +116,7 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
         rows = [requests.whole(name, value, 1, playground.LARGEST) for name, value in zip(names, tokens, strict=True)]
         query, key = (rows[0] - 1, rows[1] - 1), (rows[2] - 1, rows[3] - 1)
         step = requests.whole("step", step, 0, LAST_STEP)
+        path = requests.word("path", path, tuple(LINES))
         *images, count = draw(alpha["data"], beta["data"], query, key, path, step)
         return *images, gr.Slider(maximum=count - 1, value=min(step, count - 1))
 
@@ -127,7 +126,7 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
             requests.whole(name, extent, SMALLEST, playground.LARGEST)
             for name, extent in (("rows", rows), ("columns", columns))
         )
-        alpha, beta = playground.preset_decays(preset, (grid[0], grid[1]))
+        alpha, beta = playground.preset_decays(requests.word("preset", preset, playground.PRESETS), (grid[0], grid[1]))
         limits = [gr.Slider(maximum=extent, value=2) for extent in grid]
         far = [gr.Slider(maximum=extent, value=extent) for extent in grid]
         return _table(alpha), _table(beta), *limits, *far

@@ -1,11 +1,14 @@
 """What a browser sent. A request need not come from the page, so every value of it is checked on the server."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import gradio as gr
 from gradio.utils import get_upload_folder
+
+from ppma.ops import checks
 
 LONGEST = 40  # characters of a wrong value that a message repeats
 Scalar = str | int | float | bool | None
@@ -39,6 +42,13 @@ def flag(name: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}: expected true or false, got {short(value)}")
+    return value
+
+
+def word(name: str, value: object, valid: Collection[str]) -> str:
+    """One of a few words."""
+    checks.one_of(name, value[:LONGEST] if isinstance(value, str) else value, valid)
+    assert isinstance(value, str)
     return value
 
 

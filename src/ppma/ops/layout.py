@@ -11,6 +11,10 @@ from torch import Tensor
 # The grid axes are (H, W): scanning the first axis, the columns, first is V2H.
 ND_PATHS = {"v2h": "forward", "h2v": "reverse", "2d": "both"}
 
+# Asked once, at import: torch.compile of torch 2.6 cannot trace the question.
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "ipu", "mtia", "privateuseone")
+_AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, _DEVICES))
+
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Half-precision values are computed in float32."""
@@ -19,7 +23,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that autocast asks for on this device; None where it is off, or unknown as on the meta device."""
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+    if device.type not in _AUTOCAST or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
