@@ -227,16 +227,114 @@ def test_figures_of_a_checkpoint(nano, tmp_path):
         assert cli.main(["figure", *words, *checkpoint, "--out", str(tmp_path / "a.png")]) == 0
 
 
+@pytest.mark.parametrize("path", ["v2h", "h2v"])
+@pytest.mark.parametrize(
+    "token",
+    [(0.5, 0), (0, float("nan")), (float("inf"), 0), (-1, 0), (10**12, 0), (True, 0), ("0", 0), (0,), (0, 0, 0)],
+)
+def test_path_tokens_end_for_any_input(token, path):
+    for query, key in ((token, (1, 1)), ((1, 1), token)):
+        with pytest.raises(ValueError, match="query: expected a token of the"):
+            paths.path_tokens(query, key, path)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["paths", "--out", "a.gif"], "out: expected a file that ends in .png, .pdf, .svg"),
-        (["masks", "--query", "25,1", "--out", "a.png"], "query: expected a token of the 24 x 24 grid"),
+        (["paths", "--out", "a.gif"], "out: expected a file that ends in .png, .pdf, .svg, got a.gif"),
+        (["paths", "--out", "none/a.png"], "out: expected a file in a folder that exists, got none/a.png"),
+        (["paths", "--out", "text/a.png"], "out: expected a file in a folder that exists, got text/a.png"),
+        (["paths", "--out", "folder.png"], "out: expected a file, got the folder folder.png"),
+        (["paths", "--grid", "0,3", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 0,3"),
+        (["paths", "--grid", "3,41", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 3,41"),
+        (["paths", "--query", "7,1", "--out", "a.png"], "query: expected 1,1 to 6,8, the tokens of the grid, got 7,1"),
+        (["paths", "--key", "0,1", "--out", "a.png"], "key: expected 1,1 to 6,8, the tokens of the grid, got 0,1"),
+        (["pairs", "--side", "9", "--out", "a.png"], "side: expected 1 to 4 (there are side^4 paths), got 9"),
+        (["masks", "--side", "0", "--out", "a.png"], "side: expected 1 to 64, got 0"),
+        (["masks", "--side", "9999", "--out", "a.png"], "side: expected 1 to 64, got 9999"),
+        (
+            ["masks", "--query", "25,1", "--out", "a.png"],
+            "query: expected 1,1 to 24,24, the tokens of the grid, got 25,1",
+        ),
+        (["masks", "--head", "1", "--out", "a.png"], "head: expected with --checkpoint only"),
+        (["masks", "--checkpoint", "x", "--side", "3", "--out", "a.png"], "side: expected without --checkpoint"),
+        (["masks", "--image", "text", "--out", "a.png"], "image: expected a picture (PNG, JPEG, "),
+        (["masks", "--image", "a" * 5000, "--out", "a.png"], "image: expected a file or a sample (cat, "),
         (["attention", "--model", "ppma_huge", "--out", "a.png"], "model: expected one of"),
-        (["attention", "--image", "nothing.png", "--out", "a.png"], "image: expected a file, found none"),
-        (["attention", "--stage", "9", "--out", "a.png"], "stage, block: expected an attention of the model"),
+        (
+            ["attention", "--image", "nothing.png", "--out", "a.png"],
+            "image: expected a file or a sample (cat, coffee, ",
+        ),
+        (["attention", "--stage", "9", "--out", "a.png"], "stage: expected 1 to 4, got 9"),
+        (["attention", "--stage", "0", "--out", "a.png"], "stage: expected 1 to 4, got 0"),
+        (["attention", "--stage", "2", "--block", "3", "--out", "a.png"], "block: expected 1 to 2, got 3"),
+        (["attention", "--head", "99", "--out", "a.png"], "head: expected 1 to 2, got 99"),
+        (["attention", "--head", "0", "--out", "a.png"], "head: expected 1 to 2, got 0"),
+        (
+            ["attention", "--query", "33,1", "--out", "a.png"],
+            "query: expected 1,1 to 32,32, the tokens of the grid, got 33",
+        ),
+        (["attention", "--strength", "nan", "--out", "a.png"], "strength: expected a number >= 0, got nan"),
+        (["attention", "--frames", "0", "--out", "a.gif"], "frames: expected 1 to 360, got 0"),
+        (["attention", "--frames", "3", "--out", "a.png"], "frames: expected with a .gif only"),
+        (["attention", "--query", "1,1", "--out", "a.gif"], "query: expected without a .gif"),
+        (["cost", "--rounds", "0", "--out", "a.png"], "rounds: expected 1 to 1000, got 0"),
+        (["cost", "--largest", "-1", "--out", "a.png"], "largest: expected a side of at least 4, got -1"),
+        (["receptive-field", "--stage", "9", "--out", "a.png"], "stage: expected 1 to 4, got 9"),
+        (["receptive-field", "--images", "0", "--out", "a.png"], "images: expected 1 to 512, got 0"),
+        (["receptive-field", "--images", "-1", "--out", "a.png"], "images: expected 1 to 512, got -1"),
+        (["receptive-field", "--masks", "", "--out", "a.png"], "mask: expected one of"),
+        (["receptive-field", "--masks", "2d,2d", "--out", "a.png"], "masks: expected each mask once, got 2d,2d"),
+        (
+            ["receptive-field", "--checkpoint", "x", "--masks", "2d", "--out", "a.png"],
+            "masks: expected without --check",
+        ),
     ],
+    ids=lambda value: "-".join(value[:-2])[:40] if isinstance(value, list) else "",
 )
-def test_mistakes_have_a_message(words, message, capsys):
+def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "folder.png").mkdir()
     assert cli.main(["figure", *words]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"ppma figure: {message}")
+    assert said.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.png", "text"]
+
+
+@pytest.mark.parametrize(
+    "words", [["paths", "--grid", "3"], ["paths", "--query", "1.5,2"], ["masks", "--query", "x,y"]]
+)
+def test_malformed_pairs_are_told(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["figure", *words, "--out", "a.png"])
+    assert ended.value.code == 2
+    assert f"expected two whole numbers such as 3,4, got '{words[-1]}'" in capsys.readouterr().err
+
+
+def test_unwritable_out_is_found_before_the_work(capsys, tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(style.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(cost, "measure", lambda *args, **options: pytest.fail("measured first"))
+    assert cli.main(["figure", "cost", "--out", str(tmp_path / "a.png")]) == 2
+    assert f"out: expected a folder to write in, got {tmp_path}: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.gif"])
+def test_a_full_disk_is_told_and_leaves_the_old_file(name, capsys, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / name).write_text("old")
+    monkeypatch.setattr(style, "write_atomically", full)
+    words = ["attention", "--stage", "4", *(["--frames", "1"] if name == "a.gif" else [])]
+    assert cli.main(["figure", *words, "--out", str(tmp_path / name)]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said
+        == f"ppma figure: out: expected a file that can be written, got {tmp_path / name}: No space left on device\n"
+    )
+    assert (tmp_path / name).read_text() == "old"

@@ -26,9 +26,9 @@ def corner(query: Token, key: Token, path: str) -> Token:
 
 def path_tokens(query: Token, key: Token, path: str) -> list[Token]:
     """The tokens on the path from the key to the query, both included, in the order of the walk."""
-    turn = corner(query, key, path)
     for token in (query, key):
         check_query(token, (LONGEST_SIDE, LONGEST_SIDE))
+    turn = corner(query, key, path)
     first, second = _line(key, turn), _line(turn, query)
     return [*first, *second[1:]]
 
