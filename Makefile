@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test test-slow sanitize lint format docs clean
+.PHONY: install demo test test-slow test-oldest sanitize lint format docs clean
 
 install: $(INSTALLED)
 
@@ -22,6 +22,16 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# The oldest torch and timm that pyproject.toml claims, in an environment of their own (gigabytes, minutes). The package is
+# installed as a user would install it, and is tested from a folder where Python does not find the checkout.
+OLDEST := build/oldest
+OLDEST_PIP = $(OLDEST)/bin/pip install --quiet --constraint constraints-oldest.txt
+test-oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST_PIP) torch timm pytest hypothesis
+	$(OLDEST_PIP) --force-reinstall --no-deps .
+	cd tests/oldest && PPMA_OLDEST=1 ../../$(OLDEST)/bin/python -m pytest test_oldest.py
 
 # The native kernels' tests with a library that checks every access and every undefined operation. Leaks are not looked
 # for: Python itself has many at exit. The C++ library is preloaded as well, or the sanitizer misses how to throw.
