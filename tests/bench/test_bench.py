@@ -87,7 +87,7 @@ def test_variants_run_inference_and_training():
 
 def test_excluded_backends_are_not_used():
     with backends.excluding("native"), pytest.raises(backends.BackendUnavailableError, match="excluded"):
-        backends.resolve("native", "scan", torch.device("cpu"), torch.float32)
+        backends.resolve("native", "polyline_scan", torch.device("cpu"), torch.float32)
 
 
 def test_against_another_operator(tmp_path):

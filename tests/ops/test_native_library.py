@@ -15,19 +15,19 @@ from ppma.ops.backends import native
 from ppma.ops.backends.native import library
 
 ROOT = Path(__file__).parents[2]
-built = pytest.mark.skipif(library.why_not() is not None, reason=f"{library.why_not()}")
+built = pytest.mark.skipif(library.unsupported_reason() is not None, reason=f"{library.unsupported_reason()}")
 
 
 @built
 def test_auto_takes_the_fastest_instruction_set_of_this_cpu():
     assert library.isa() == library.available()[0]
     assert library.available()[-1] == "portable"
-    assert backends.resolve("auto", "criss_cross", torch.device("cpu"), torch.float32) is native
+    assert backends.resolve("auto", "criss_cross_attention", torch.device("cpu"), torch.float32) is native
 
 
 def test_says_why_it_cannot_serve_a_tensor():
-    assert "CPU" in str(native.why_not(torch.device("cuda"), torch.float32))
-    assert "float32" in str(native.why_not(torch.device("cpu"), torch.float64))
+    assert "CPU" in str(native.unsupported_reason(torch.device("cuda"), torch.float32))
+    assert "float32" in str(native.unsupported_reason(torch.device("cpu"), torch.float64))
 
 
 def test_says_that_it_was_not_built(monkeypatch, tmp_path):
@@ -41,13 +41,13 @@ def test_says_that_it_was_not_built(monkeypatch, tmp_path):
 def test_says_that_it_does_not_load(monkeypatch, tmp_path):
     (tmp_path / "libppma_portable.so").write_text("not a library")
     monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
-    assert "does not load" in str(library.why_not())
+    assert "does not load" in str(library.unsupported_reason())
 
 
 @built
 def test_refuses_an_unknown_instruction_set(monkeypatch):
     monkeypatch.setenv("PPMA_NATIVE_ISA", "avx3")
-    assert "expected one of" in str(library.why_not())
+    assert "expected one of" in str(library.unsupported_reason())
 
 
 @built

@@ -12,7 +12,7 @@ import ppma
 from ppma.ops.backends.native import library
 from ppma.testing import GRIDS, assert_accurate, outputs_and_gradients, random_log_decay
 
-pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=f"{library.why_not()}")
+pytestmark = pytest.mark.skipif(library.unsupported_reason() is not None, reason=f"{library.unsupported_reason()}")
 
 PATHS = ["v2h", "h2v", "2d"]
 

@@ -55,7 +55,7 @@ def _dense(mask: Callable[..., Tensor]) -> Callable[[Tensor, Tensor, Tensor], Te
 
 
 def _scan(x: Tensor, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
-    return pytorch.scan(x[None, None], [log_beta[None, None], log_alpha[None, None]], "forward")[0, 0]
+    return pytorch.polyline_scan(x[None, None], [log_beta[None, None], log_alpha[None, None]], "forward")[0, 0]
 
 
 METHODS = (

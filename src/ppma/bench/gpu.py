@@ -14,6 +14,7 @@ from ppma.bench.roofline import BATCH, Stage, block_kinds
 from ppma.bench.timing import interleave
 from ppma.bench.unmasked import lines_without_mask, without_mask
 from ppma.ops import backends
+from ppma.ops.options import Combine
 
 Run = Callable[[], object]
 
@@ -44,7 +45,7 @@ def run(device: str = "cuda", *, rounds: int = 9, batch: int = BATCH) -> list[Re
     return operators + models
 
 
-def operator_report(stage: Stage, combine: str, device: torch.device, rounds: int, batch: int) -> Report:
+def operator_report(stage: Stage, combine: Combine, device: torch.device, rounds: int, batch: int) -> Report:
     """One attention block's operator, bfloat16."""
     masked = ppma.polyline_attention if stage.full else ppma.criss_cross_attention
     plain = without_mask if stage.full else lines_without_mask

@@ -8,6 +8,7 @@ from torch import Tensor
 from ppma.explore import style
 from ppma.explore.query import check_query
 from ppma.ops import checks, polyline_mask, reference
+from ppma.ops.options import Path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 Token = tuple[int, int]
 LONGEST_SIDE = 10_000  # tokens in a row or a column that a path is worked out for
-LINES = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
+LINES: dict[Path, tuple[str, str]] = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
 
 
 def corner(query: Token, key: Token, path: str) -> Token:

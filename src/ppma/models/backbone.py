@@ -30,6 +30,7 @@ from ppma.models.head import ClassifierHead
 from ppma.models.preprocessing import CLASSIFIER, FIRST_CONV, pretrained_cfg
 from ppma.models.stage import Stage
 from ppma.ops import backends, checks
+from ppma.ops.options import BackendName
 
 
 class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["image-classification", "timm"]):
@@ -177,7 +178,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
 
-    def set_backend(self, name: str) -> None:
+    def set_backend(self, name: BackendName) -> None:
         """Select the implementation of every operator: "auto", "reference", "torch", "native" or "triton".
 
         Where a backend has no kernel for a part of a block (the reference and Triton have none for depthwise

@@ -7,16 +7,16 @@ import torch
 from triton_cases import attention_inputs
 
 import ppma
-from ppma.ops import library  # noqa: F401  (defines torch.ops.ppma)
-from ppma.ops.layout import ND_PATHS
+from ppma.ops import torch_ops  # noqa: F401  (defines torch.ops.ppma)
+from ppma.ops.options import ND_PATHS
 
 SOFTMAX = ("hadamard", "2d", 0.35, "triton")
 CALLS = {
-    "scan": (torch.ops.ppma.scan.default, lambda q, k, v, a, b: (v, [b, a], ND_PATHS["2d"], "triton")),
-    "attention": (torch.ops.ppma.attention.default, lambda *tensors: (*tensors, *SOFTMAX)),
-    "logit": (torch.ops.ppma.attention.default, lambda *tensors: (*tensors, "logit", *SOFTMAX[1:])),
-    "criss_cross": (torch.ops.ppma.criss_cross.default, lambda *tensors: (*tensors, *SOFTMAX)),
-    "linear": (torch.ops.ppma.linear.default, lambda *tensors: (*tensors, "2d", "triton")),
+    "scan": (torch.ops.ppma.polyline_scan.default, lambda q, k, v, a, b: (v, [b, a], ND_PATHS["2d"], "triton")),
+    "attention": (torch.ops.ppma.polyline_attention.default, lambda *tensors: (*tensors, *SOFTMAX)),
+    "logit": (torch.ops.ppma.polyline_attention.default, lambda *tensors: (*tensors, "logit", *SOFTMAX[1:])),
+    "criss_cross": (torch.ops.ppma.criss_cross_attention.default, lambda *tensors: (*tensors, *SOFTMAX)),
+    "linear": (torch.ops.ppma.linear_attention.default, lambda *tensors: (*tensors, "2d", "triton")),
 }
 
 

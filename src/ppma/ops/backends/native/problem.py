@@ -8,6 +8,7 @@ from torch import Tensor
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.library import View
 from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import AttentionOptions
 
 
 class Problem(ctypes.Structure):
@@ -27,9 +28,7 @@ class Problem(ctypes.Structure):
         v: Tensor,
         log_alpha: Tensor,
         log_beta: Tensor,
-        combine: str,
-        paths: str,
-        scale: float,
+        options: AttentionOptions,
     ) -> None:
         """Shapes as in `ppma.ops.layout`; channels that do not lie side by side are copied, and nothing else."""
         tokens, values = q.shape[:-1], (*q.shape[:-1], v.shape[-1])
@@ -39,10 +38,10 @@ class Problem(ctypes.Structure):
             *map(View.of, self.tensors, (q.shape, q.shape, values, tokens, tokens)),
             *q.shape,
             v.shape[-1],
-            scale,
-            combine == "logit",
-            paths != "h2v",
-            paths != "v2h",
+            options.scale,
+            options.combine == "logit",
+            options.paths != "h2v",
+            options.paths != "v2h",
             library.threads(),
         )
 

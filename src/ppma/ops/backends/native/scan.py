@@ -14,6 +14,7 @@ from torch import Tensor
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.decays import edge_decays
 from ppma.ops.backends.native.library import Kernel, address, contiguous_address
+from ppma.ops.options import NdPaths
 
 # `enum Mode` of csrc/plane_scan.h.
 COLUMNS, V2H, H2V, BOTH = range(4)
@@ -44,8 +45,8 @@ class ScanGradients(ctypes.Structure):
     _fields_ = tuple((name, PlaneTensor) for name in ("out", "x", "alpha", "beta"))
 
 
-_forward = Kernel("ppma_scan", POINTER(ScanProblem), POINTER(PlaneTensor))
-_backward = Kernel("ppma_scan_backward", POINTER(ScanProblem), POINTER(ScanGradients))
+_forward = Kernel("ppma_polyline_scan", POINTER(ScanProblem), POINTER(PlaneTensor))
+_backward = Kernel("ppma_polyline_scan_backward", POINTER(ScanProblem), POINTER(ScanGradients))
 
 
 def _longs(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -101,7 +102,7 @@ class Stage:
         )
 
 
-def _stages(paths: str, axes: int) -> list[list[Stage]]:
+def _stages(paths: NdPaths, axes: int) -> list[list[Stage]]:
     """The stages of each path."""
     last = axes - 1
     if axes == 2:
@@ -125,7 +126,7 @@ def _scan(stage: Stage, x: Tensor, decays: list[Tensor], out: Tensor | None = No
     return out
 
 
-def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
+def polyline_scan(x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> Tensor:
     """The scans of x (B, heads, *grid, C) with log_decays (B, heads, *grid) each -> like x."""
     library.require_tokens(x.shape[2:])
     decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
@@ -138,7 +139,7 @@ def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
     return out
 
 
-def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str) -> list[Tensor]:
+def polyline_scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> list[Tensor]:
     """Gradients of x and of each log-decay, recomputing the scans between the stages."""
     library.require_tokens(x.shape[2:])
     decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]

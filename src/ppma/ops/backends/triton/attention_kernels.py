@@ -220,14 +220,10 @@ def attention_backward(
     a = load_tokens(fixed_a, batch, head, row, col, inside, D, D_TILE)
     b = load_tokens(fixed_b, batch, head, row, col, inside, DV, DV_TILE)
     if MODE != "linear" and not KEY_SIDE:
-        near_peak, near_inverse, near_delta = load_norms(
-            stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE
-        )
+        near_peak, near_inverse, near_delta = load_norms(stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE)
         near_peak, near_inverse, near_delta = near_peak[:, None], near_inverse[:, None], near_delta[:, None]
         if FAR_PLANE != NEAR_PLANE:
-            far_peak, far_inverse, far_delta = load_norms(
-                stats, delta, FAR_PLANE, batch, head, row, col, inside, SHARE
-            )
+            far_peak, far_inverse, far_delta = load_norms(stats, delta, FAR_PLANE, batch, head, row, col, inside, SHARE)
             far_peak, far_inverse, far_delta = far_peak[:, None], far_inverse[:, None], far_delta[:, None]
         else:
             far_peak, far_inverse, far_delta = near_peak, near_inverse, near_delta

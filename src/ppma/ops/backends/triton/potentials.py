@@ -83,9 +83,7 @@ def potentials(log_decay: Tensor, axis: int, mode: str) -> Tensor:
     """
     out = torch.empty((1, *log_decay.shape), dtype=torch.int64, device=log_decay.device)
     lines = _lines(log_decay[None], axis)
-    _launch(
-        line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)), NATURAL=mode == "logit"
-    )
+    _launch(line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)), NATURAL=mode == "logit")
     return out
 
 

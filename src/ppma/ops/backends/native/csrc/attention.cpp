@@ -248,7 +248,7 @@ class Forward {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_attention(const Problem* problem, const View* out, float* stats, float* first) {
+PPMA_EXPORT int ppma_polyline_attention(const Problem* problem, const View* out, float* stats, float* first) {
   Results results{*out, stats, first};
   return problem->logit ? Forward<true>::run(*problem, results) : Forward<false>::run(*problem, results);
 }

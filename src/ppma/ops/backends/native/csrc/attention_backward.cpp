@@ -361,7 +361,7 @@ class Backward {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_attention_backward(const Problem* problem, const Gradients* gradients, const View* out,
+PPMA_EXPORT int ppma_polyline_attention_backward(const Problem* problem, const Gradients* gradients, const View* out,
                                         const float* stats, const float* first) {
   Saved saved{*out, stats, first};
   return problem->logit ? Backward<true>::run(*problem, *gradients, saved)

@@ -95,7 +95,7 @@ void forward(const Problem& problem, const View& out, int64_t task, Team team, f
 
 }  // namespace
 
-PPMA_EXPORT int ppma_criss_cross(const Problem* problem, const View* out) {
+PPMA_EXPORT int ppma_criss_cross_attention(const Problem* problem, const View* out) {
   auto body = problem->logit ? forward<true> : forward<false>;
   return for_tasks(problem->batch * problem->heads, problem->longest_line(), problem->threads, floats_of<HeadScratch>(*problem),
                    floats_of<OwnScratch>(*problem, problem->longest_line()),

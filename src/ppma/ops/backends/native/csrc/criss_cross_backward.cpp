@@ -167,6 +167,6 @@ int backward(const Problem& problem, const Gradients& gradients) {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_criss_cross_backward(const Problem* problem, const Gradients* gradients) {
+PPMA_EXPORT int ppma_criss_cross_attention_backward(const Problem* problem, const Gradients* gradients) {
   return problem->logit ? backward<true>(*problem, *gradients) : backward<false>(*problem, *gradients);
 }

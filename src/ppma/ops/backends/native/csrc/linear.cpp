@@ -70,7 +70,7 @@ struct LinearJob {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_linear(const LinearProblem* problem, const View* out) {
+PPMA_EXPORT int ppma_linear_attention(const LinearProblem* problem, const View* out) {
   return with_mode<kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
     return run_halves(LinearJob<mode>{*problem, *out}, static_cast<int>(problem->threads));
   });

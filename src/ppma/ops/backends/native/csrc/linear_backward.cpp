@@ -109,7 +109,7 @@ struct LinearGradientProblem {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_linear_backward(const LinearProblem* problem, const LinearGradients* grads) {
+PPMA_EXPORT int ppma_linear_attention_backward(const LinearProblem* problem, const LinearGradients* grads) {
   LinearGradientProblem gradient_problem{*problem, *grads};
   return with_mode<kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
     return run_halves(BackwardJob<mode, LinearGradientProblem>{gradient_problem}, static_cast<int>(problem->threads));

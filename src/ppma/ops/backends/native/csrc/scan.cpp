@@ -86,7 +86,7 @@ struct ScanJob {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_scan(const ScanProblem* problem, const PlaneTensor* out) {
+PPMA_EXPORT int ppma_polyline_scan(const ScanProblem* problem, const PlaneTensor* out) {
   return with_mode<kColumns, kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
     return run_halves(ScanJob<mode>(*problem, *out), static_cast<int>(problem->threads));
   });

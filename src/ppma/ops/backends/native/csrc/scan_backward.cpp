@@ -68,7 +68,7 @@ struct ScanGradientProblem {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_scan_backward(const ScanProblem* problem, const ScanGradients* grads) {
+PPMA_EXPORT int ppma_polyline_scan_backward(const ScanProblem* problem, const ScanGradients* grads) {
   ScanGradientProblem gradient_problem{Geometry(*problem), *grads};
   return with_mode<kColumns, kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
     return run_halves(BackwardJob<mode, ScanGradientProblem>{gradient_problem}, static_cast<int>(problem->threads));

@@ -8,7 +8,7 @@ understands; captured graphs hold the operators themselves, whose gradient is re
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -17,8 +17,9 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ppma.ops import dense
-from ppma.ops.backends import call
-from ppma.ops.layout import compute_dtype, heads_last, heads_last_empty, split_paths
+from ppma.ops.backends import call, excluded, excluding
+from ppma.ops.layout import compute_dtype, heads_last, heads_last_empty
+from ppma.ops.options import AttentionOptions
 
 _SOFTMAX_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str combine, str paths, float scale, str backend"
@@ -26,30 +27,37 @@ _SOFTMAX_ARGUMENTS = (
 _LINEAR_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str paths, str backend"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
-# `attention` returns the output (B, heads, H, W, dv); `stats` (2 * softmaxes, B, heads, H, W), for each softmax the
-# largest logit of every row and then the sum of the exponentials of logits minus that, in the units of the backend;
-# and `first`, where there are two softmaxes, the output of the first, (1, B, heads, H, W, dv), else empty (0, ...).
+# What the operators take and return is said in `ppma.ops.backends.contract.Backend`; here the options are spelled out.
 _SCHEMAS = {
-    "scan": "(Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor",
-    "scan_backward": "(Tensor grad, Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor[]",
-    "attention": f"({_SOFTMAX_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
-    "attention_backward": "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, Tensor out, "
-    f"Tensor stats, Tensor first, str combine, str paths, float scale, str backend) -> {_FIVE}",
-    "criss_cross": f"({_SOFTMAX_ARGUMENTS}) -> Tensor",
-    "criss_cross_backward": f"(Tensor grad, {_SOFTMAX_ARGUMENTS}) -> {_FIVE}",
-    "linear": f"({_LINEAR_ARGUMENTS}) -> Tensor",
-    "linear_backward": f"(Tensor grad, {_LINEAR_ARGUMENTS}) -> {_FIVE}",
+    "polyline_scan": "(Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor",
+    "polyline_scan_backward": "(Tensor grad, Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor[]",
+    "polyline_attention": f"({_SOFTMAX_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    "polyline_attention_backward": "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, "
+    f"Tensor out, Tensor stats, Tensor first, str combine, str paths, float scale, str backend) -> {_FIVE}",
+    "criss_cross_attention": f"({_SOFTMAX_ARGUMENTS}) -> Tensor",
+    "criss_cross_attention_backward": f"(Tensor grad, {_SOFTMAX_ARGUMENTS}) -> {_FIVE}",
+    "linear_attention": f"({_LINEAR_ARGUMENTS}) -> Tensor",
+    "linear_attention_backward": f"(Tensor grad, {_LINEAR_ARGUMENTS}) -> {_FIVE}",
 }
+
+
+def _packed(operator: str, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a schema as the backends take them: the options of a softmax attention are one."""
+    if not operator.startswith(("polyline_attention", "criss_cross_attention")):
+        return arguments
+    *tensors, combine, paths, scale = arguments
+    return *tensors, AttentionOptions(combine, paths, scale)
 
 
 def _kernel(operator: str) -> Callable[..., Any]:
     def kernel(*arguments: Any) -> Any:
-        *inputs, backend = arguments
+        *plain, backend = arguments
+        inputs = _packed(operator, plain)
         if torch.is_autocast_enabled(inputs[0].device.type):
             # Autocast ends here: what is computed in float32 inside must stay float32.
             with torch.autocast(inputs[0].device.type, enabled=False):
-                return call(backend, operator, inputs[0], *inputs)
-        return call(backend, operator, inputs[0], *inputs)
+                return call(backend, operator, *inputs)
+        return call(backend, operator, *inputs)
 
     return kernel
 
@@ -63,19 +71,19 @@ def _contiguous_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-@torch.library.register_fake("ppma::scan")
+@torch.library.register_fake("ppma::polyline_scan")
 def _(x, log_decays, paths, backend):  # type: ignore[no-untyped-def]
     return _contiguous_like(x)
 
 
-@torch.library.register_fake("ppma::scan_backward")
+@torch.library.register_fake("ppma::polyline_scan_backward")
 def _(grad, x, log_decays, paths, backend):  # type: ignore[no-untyped-def]
     return [_contiguous_like(tensor) for tensor in (x, *log_decays)]
 
 
-@torch.library.register_fake("ppma::attention")
+@torch.library.register_fake("ppma::polyline_attention")
 def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend):  # type: ignore[no-untyped-def]
-    softmaxes = len(split_paths(paths)) if combine == "logit" else 1
+    softmaxes = AttentionOptions(combine, paths, scale).softmaxes
     dtype = compute_dtype(q.dtype)
     return (
         heads_last_empty(v, v.shape[-1]),
@@ -96,9 +104,9 @@ def _fake_gradients(grad, q, k, v, log_alpha, log_beta, *_):  # type: ignore[no-
     )
 
 
-for _name in ("criss_cross", "linear"):
+for _name in ("criss_cross_attention", "linear_attention"):
     torch.library.register_fake(f"ppma::{_name}", _fake_output)
-for _name in ("attention_backward", "criss_cross_backward", "linear_backward"):
+for _name in ("polyline_attention_backward", "criss_cross_attention_backward", "linear_attention_backward"):
     torch.library.register_fake(f"ppma::{_name}", _fake_gradients)
 
 
@@ -111,6 +119,7 @@ class _Call:
 
     operator: str
     options: tuple[Any, ...]
+    excluded: frozenset[str] = field(default_factory=excluded)  # the backward pass may run on another thread
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors), *self.options)
@@ -118,26 +127,28 @@ class _Call:
 
     def backward(self, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
         operator = getattr(torch.ops.ppma, f"{self.operator}_backward")
-        return tuple(operator(grad, *self._arguments(saved), *self.options))
+        with excluding(*self.excluded):
+            return tuple(operator(grad, *self._arguments(saved), *self.options))
 
     def dense(self, *tensors: Tensor) -> Tensor:
         """The same function of plain tensor operations, which can be differentiated further."""
-        result = getattr(dense, self.operator)(*self._arguments(tensors), *self.options[:-1])
+        arguments = _packed(self.operator, [*self._arguments(tensors), *self.options[:-1]])
+        result = getattr(dense, self.operator)(*arguments)
         out = result[0] if isinstance(result, tuple) else result
-        return out.contiguous() if self.operator == "scan" else heads_last(out)
+        return out.contiguous() if self.operator == "polyline_scan" else heads_last(out)
 
     def _arguments(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
-        return [tensors[0], list(tensors[1:])] if self.operator == "scan" else tensors
+        return [tensors[0], list(tensors[1:])] if self.operator == "polyline_scan" else tensors
 
 
 def _batch_axis(operator: str, position: int) -> int:
     """The batch axis of output `position` of an operator: it is the second of `stats` and `first`."""
-    return 1 if operator == "attention" and position > 0 else 0
+    return 1 if operator == "polyline_attention" and position > 0 else 0
 
 
 def _saved_batch_axis(operator: str, position: int) -> int:
     """The same of input `position` of a backward operator: gradient, q, k, v, decays, output, `stats`, `first`."""
-    return 1 if operator == "attention" and position > 6 else 0
+    return 1 if operator == "polyline_attention" and position > 6 else 0
 
 
 def _mapped(
@@ -188,7 +199,7 @@ class _Operator(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, *tensors = inputs
         ctx.inputs = len(tensors)
-        ctx.save_for_backward(*tensors, *(output if ctx.call.operator == "attention" else ()))
+        ctx.save_for_backward(*tensors, *(output if ctx.call.operator == "polyline_attention" else ()))
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -202,7 +213,7 @@ class _Operator(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
         tangent = _jvp(ctx.call.dense, ctx.saved_tensors[: ctx.inputs], tangents)
-        return (tangent, None, None) if ctx.call.operator == "attention" else (tangent,)
+        return (tangent, None, None) if ctx.call.operator == "polyline_attention" else (tangent,)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: _Call, *tensors: Tensor) -> Any:
@@ -279,7 +290,7 @@ def _scan_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _scan_gradient(ctx: Any, grad: Tensor) -> Any:
     x, *log_decays = ctx.saved_tensors
-    grad_x, *grad_decays = torch.ops.ppma.scan_backward(grad, x, log_decays, *ctx.options)
+    grad_x, *grad_decays = torch.ops.ppma.polyline_scan_backward(grad, x, log_decays, *ctx.options)
     return grad_x, grad_decays, None, None
 
 
@@ -290,10 +301,10 @@ def _no_second_derivative(ctx: Any, *_: Any) -> Any:
     )
 
 
-torch.library.register_autograd("ppma::scan", _scan_gradient, setup_context=_scan_setup)
-for _name in ("attention", "criss_cross", "linear"):
+torch.library.register_autograd("ppma::polyline_scan", _scan_gradient, setup_context=_scan_setup)
+for _name in ("polyline_attention", "criss_cross_attention", "linear_attention"):
     torch.library.register_autograd(f"ppma::{_name}", _gradient(_name), setup_context=_setup)
-for _name in ("scan", "attention", "criss_cross", "linear"):
+for _name in ("polyline_scan", "polyline_attention", "criss_cross_attention", "linear_attention"):
     torch.library.register_autograd(f"ppma::{_name}_backward", _no_second_derivative)
 
 
@@ -309,14 +320,14 @@ def _vmap_rule(operator: str, backward: bool) -> Callable[..., Any]:
         first, last = partial(_batch_axis, operator), partial(_saved_batch_axis, operator)
         if backward:
             outputs, axes = _mapped(call.backward, info.batch_size, tensors, dims, last, lambda _: 0)
-            return (list(outputs), list(axes)) if operator == "scan" else (outputs, axes)
+            return (list(outputs), list(axes)) if operator == "polyline_scan" else (outputs, axes)
         outputs, axes = _mapped(call.forward, info.batch_size, tensors, dims, lambda _: 0, first)
-        return (outputs, axes) if operator == "attention" else (outputs[0], axes[0])
+        return (outputs, axes) if operator == "polyline_attention" else (outputs[0], axes[0])
 
     return rule
 
 
-for _name in ("scan", "attention", "criss_cross", "linear"):
+for _name in ("polyline_scan", "polyline_attention", "criss_cross_attention", "linear_attention"):
     torch.library.register_vmap(f"ppma::{_name}", _vmap_rule(_name, backward=False))
     torch.library.register_vmap(f"ppma::{_name}_backward", _vmap_rule(_name, backward=True))
 
@@ -325,8 +336,8 @@ def run(operator: str, tensors: Sequence[Tensor], *options: Any) -> Tensor:
     """Call an operator of `torch.ops.ppma`, differentiable in every way in eager code.
 
     Args:
-        operator: "scan", "attention", "criss_cross" or "linear".
-        tensors: its tensors; for "scan" x and then the log-decays.
+        operator: "polyline_scan", "polyline_attention", "criss_cross_attention" or "linear_attention".
+        tensors: its tensors; for "polyline_scan" x and then the log-decays.
         options: what follows the tensors in the operator's schema.
 
     Returns:
