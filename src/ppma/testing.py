@@ -5,6 +5,7 @@ of the working precision. What that changes is the least that any implementation
 implementation that rounds `roundings` times on the way to a result may be wrong by that many times as much.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -27,6 +28,54 @@ def random_log_decay(*shape: int, generator: torch.Generator | None = None, dtyp
     keep = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.2
     log_decay[keep] = -2 * uniform[keep]
     return log_decay.to(dtype or torch.float32)
+
+
+def exact_logits(
+    magnitude: float, grid: tuple[int, int], *, batch: tuple[int, ...] = (2, 2), seed: int = 0
+) -> list[Tensor]:
+    """q, k, v, log_alpha, log_beta for a scale of 1 whose logits float32 holds exactly, however large they are.
+
+    Logits are about `magnitude` and differ by small multiples of a unit of at least 1/8 and at least their last place;
+    log-decays are multiples of it too. So scores, logits and their differences are exact in float32, softmaxes are
+    shared by several keys, and the gradients of float64 are those that float32 should have.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*batch, *grid)
+    base = 2.0 ** math.floor(math.log2(magnitude))
+    unit = max(2.0**-3, base * 2.0**-22)
+    of_query = 2.0 ** (math.log2(base) // 2)
+
+    def steps(low: int, high: int) -> Tensor:
+        return torch.randint(low, high + 1, shape, generator=generator).to(torch.float32)
+
+    q = torch.stack([torch.full_like(steps(0, 0), of_query), steps(-2, 2)], -1)
+    k = torch.stack([torch.full_like(steps(0, 0), base / of_query), unit * steps(-2, 2)], -1)
+    v = torch.randn(*shape, 3, generator=generator, dtype=torch.float64).to(torch.float32)
+    return [q, k, v, -unit * steps(0, 2), -unit * steps(0, 2)]
+
+
+def saturated_logits(
+    magnitude: float, grid: tuple[int, int], *, batch: tuple[int, ...] = (2, 2), seed: int = 0
+) -> list[Tensor]:
+    """q, k, v, log_alpha, log_beta for a scale of 1 with scores of up to `magnitude` that are not exact in float32.
+
+    Rows and columns have codes, and a query looks for the codes of the next row and column: where scores are large,
+    every softmax picks one key, within lines too, and by so much that no rounding matters. The gradients of float64 are
+    those that float32 should have, provided that the weight of that key comes out as 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*batch, *grid)
+
+    def codes(count: int) -> Tensor:
+        vectors = torch.randn(count, 7, generator=generator, dtype=torch.float64)
+        return math.sqrt(magnitude / 2) * torch.nn.functional.normalize(vectors, dim=-1).to(torch.float32)
+
+    rows, columns = (codes(extent) for extent in grid)
+    k = torch.cat([rows[:, None].expand(*grid, -1), columns.expand(*grid, -1)], -1)
+    q = k.roll((-1, -1), (0, 1))
+    v = torch.randn(*shape, 3, generator=generator, dtype=torch.float64).to(torch.float32)
+    decays = (random_log_decay(*shape, generator=generator) for _ in range(2))
+    return [q.expand(*shape, -1), k.expand(*shape, -1), v, *decays]
 
 
 def outputs_and_gradients(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -63,6 +112,40 @@ def error_budget(exact: Function, inputs: Sequence[Tensor], dtype: torch.dtype, 
         for position, (a, b) in enumerate(zip(outputs_and_gradients(exact, moved), base, strict=True)):
             worst[position] = max(worst[position], (a - b).abs().max().item())
     return [roundings * value for value in worst]
+
+
+def assert_no_worse(
+    actual: Function,
+    yardstick: Function,
+    exact: Function,
+    inputs: Sequence[Tensor],
+    factor: float = 4.0,
+    exact_inside: bool = True,
+) -> None:
+    """Output and gradients of `actual` are off by at most `factor` times what those of `yardstick` are off by.
+
+    Args:
+        actual: the implementation under test.
+        yardstick: another one, of the same precision. One rounding of the largest entry is allowed in any case, and
+            so are numbers below the normal range, which may count as 0.
+        exact: the reference, called with `inputs` in float64.
+        inputs: what all get.
+        factor: how much worse it may be.
+        exact_inside: nothing is rounded on the way to a softmax (`exact_logits`). Otherwise both are off by chance, and
+            what one rounding of the inputs changes is allowed too.
+    """
+    dtype = inputs[0].dtype
+    budgets = [0.0] * (1 + len(inputs)) if exact_inside else error_budget(exact, inputs, dtype, roundings=1)
+    expected = outputs_and_gradients(exact, [tensor.double() for tensor in inputs])
+    results = zip(
+        outputs_and_gradients(actual, inputs), outputs_and_gradients(yardstick, inputs), expected, budgets, strict=True
+    )
+    for position, (a, y, e, budget) in enumerate(results):
+        name = "output" if position == 0 else f"gradient of input {position - 1}"
+        error, other = ((tensor.double() - e).abs().max().item() for tensor in (a, y))
+        rounding = torch.finfo(dtype).eps * e.abs().max().item() + torch.finfo(dtype).tiny
+        bound = factor * max(other, budget, rounding)
+        assert error <= bound, f"{name}: off by {error:.3e}, the yardstick by {other:.3e}"
 
 
 def assert_accurate(

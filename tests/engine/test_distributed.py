@@ -1,6 +1,7 @@
 """Two processes over gloo do what one does with the same global batch."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -10,13 +11,13 @@ from processes import Program
 from stand_in import ShiftedNorm, run
 from torch import nn
 
-from ppma.engine import checkpoint, distributed
+from ppma.engine import checkpoint, distributed, folder
 
 PLAIN = ("dropout=0", "samples=25")  # 25: the last evaluation batches of the two processes differ in size
 
 
-def two_processes(outs: tuple[Path, Path], resume: str, *arguments: str) -> None:
-    """Train on two processes, as torchrun would start them; they normally share one folder."""
+def two_processes(outs: tuple[Path, Path], resume: str, *arguments: str, expected: int = 0) -> list[str]:
+    """Train on two processes, as torchrun would start them; they normally share one folder. Returns what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -26,8 +27,9 @@ def two_processes(outs: tuple[Path, Path], resume: str, *arguments: str) -> None
         for rank, out in enumerate(outs)
     ]
     ended = [process.wait() for process in started]
-    expected = -9 if "--kill-at-step" in arguments else 0
+    expected = -9 if "--kill-at-step" in arguments else expected
     assert [end.exit_code for end in ended] == [expected, expected], ended
+    return [end.output for end in ended]
 
 
 def final(out: Path, step: int = 24) -> dict:
@@ -61,6 +63,12 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
 def test_weights_equal_those_of_one_process(tmp_path, pair):
     run(tmp_path, *PLAIN)
     assert_close(final(pair[0]), final(tmp_path))
+
+
+def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
+    with folder.reserve(tmp_path, distributed.World()):
+        printed = two_processes((tmp_path, tmp_path), "none", expected=1)
+    assert all(f"is in use by another run (process {os.getpid()} on" in text for text in printed)
 
 
 def test_the_gradient_of_one_step_equals_that_of_one_process(tmp_path):

@@ -195,6 +195,9 @@ def full_disk(room):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+FULL = OSError(28, "No space left on device")
+
+
 def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path):
     path = tmp_path / "checkpoints" / "step-00000001.pt"
     state = {"step": 1, "model": {}, "optimizer": {}, "rng": [], "weights": torch.zeros(1000)}
@@ -229,6 +232,20 @@ def test_rows_that_a_full_disk_refuses_are_written_later(tmp_path):
     assert read_rows(tmp_path / "metrics.csv") == rows
 
 
+def test_events_that_a_full_disk_refuses_do_not_end_the_run(tmp_path):
+    class Events:
+        def add_scalar(self, *_):
+            raise FULL
+
+    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log.events = Events()
+    with pytest.warns(UserWarning, match="TensorBoard's events end here: .*No space left"):
+        log.add({"step": 1, "loss": 0.5})
+    log.add({"step": 2, "loss": 0.4})
+    log.close()
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == [1, 2]
+
+
 def test_a_run_goes_on_when_its_weights_cannot_be_written(tmp_path, monkeypatch):
     save, calls = StandIn.save_weights, []
 
@@ -256,9 +273,6 @@ def test_a_run_goes_on_when_a_checkpoint_cannot_be_written(tmp_path, monkeypatch
     with pytest.warns(UserWarning, match="earlier ones are kept: .*No space left"):
         run(tmp_path, "epochs=2", "keep=10")
     assert checkpoint.steps(tmp_path) == [2, 8, 10, 12]
-
-
-FULL = OSError(28, "No space left on device")
 
 
 def full_for(monkeypatch, *names):
@@ -290,7 +304,7 @@ def test_a_full_disk_at_the_end_is_an_error_that_resume_mends(tmp_path, monkeypa
             run(tmp_path, "epochs=2")
     assert str(failed.value) == (
         f"{tmp_path}: all 12 steps are done, but {name} could not be written (No space left on device); "
-        "make room, then --resume auto writes what is missing"
+        f"make room, then --resume auto goes on from step {10 if 'step' in name else 12}"
     )
     assert not (tmp_path / name).exists()
     run(tmp_path, "epochs=2", resume="auto")
@@ -304,6 +318,7 @@ def test_a_disk_without_any_room_names_all_that_is_missing(tmp_path, monkeypatch
         run(tmp_path, "epochs=2")
     names = "last.safetensors, best.safetensors, checkpoints/step-00000012.pt, summary.json, curves.png"
     assert f"but {names} could not be written" in str(failed.value)
+    assert str(failed.value).endswith("make room, then --overwrite trains again")
 
 
 @pytest.mark.filterwarnings("ignore:.*not written")

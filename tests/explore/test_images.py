@@ -21,6 +21,14 @@ def test_a_file_is_read(tmp_path):
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (20, 30), (7, 7, 7))
 
 
+def test_files_are_turned_upright_and_scaled_by_their_range(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("I;16", (20, 30), 65535 // 3).save(tmp_path / "deep.png", exif=exif)
+    image = images.read_image(tmp_path / "deep.png")
+    assert (image.size, image.getpixel((0, 0))) == ((30, 20), (85, 85, 85))
+
+
 def test_oversized_and_broken_files_are_refused(tmp_path, monkeypatch):
     good = tmp_path / "good.png"
     Image.effect_noise((64, 64), 50).save(good)

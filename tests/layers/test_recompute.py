@@ -7,11 +7,8 @@ import torch.utils.checkpoint
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
 from ppma.layers.recompute import recomputing
-from ppma.ops.backends import kernels_serve
 
-pytestmark = pytest.mark.skipif(
-    not kernels_serve("auto", "depthwise_conv", torch.zeros(1)), reason="the native kernels are not built"
-)
+pytestmark = pytest.mark.native
 
 
 def model(**options):

@@ -102,6 +102,15 @@ def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["info", "--size", "0", "0"], "--size: expected a height and a width from 1 to 65536, got 0 0"),
+        (["info", "ppma_nano", "--size", "-5", "3"], "--size: expected .*, got -5 3"),
+        (["info", "ppma_nano", "--size", "9999999", "64"], "--size: expected .*, got 9999999 64"),
+        (["info", "README.md"], "README.md: not a weight file: expected one of torch.save or of safetensors, got a"),
+        (["info", "nosuch.safetensors"], "expected a weight file, found none at nosuch.safetensors"),
+        (["info", "src"], "src: expected a weight file, got a folder"),
+        (["export", "ppma_nano", "out.pt2", "--size", "0", "64"], "--size: expected .*, got 0 64"),
+        (["export", "ppma_nano", "out.pt2", "--size", "8", "8"], "size: expected more than 16 x 16 to leave it open"),
+        (["export", "nosuch.pth", "out.pt2"], "expected a weight file, found none at nosuch.pth"),
         (["info", "ppma_tinny"], "MODEL: expected one of .* did you mean 'ppma_tiny'"),
         (["export", "ppma_nano", "out.tflite"], "OUT: expected a name that ends in .onnx or .pt2, got 'out.tflite'"),
         (["export", "ppma_nano", "out.onnx", "--opset", "11"], "opset: expected 20 to 23, got 11"),
@@ -109,4 +118,11 @@ def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
 )
 def test_mistakes_are_one_line(words, message, capsys):
     assert cli.main(words) == 2
-    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+
+
+@pytest.mark.parametrize("size", [("1", "1"), ("33", "47"), ("4096", "2000")])
+def test_info_takes_any_size(size, weights, capsys):
+    assert cli.main(["info", weights, "--size", *size]) == 0
+    assert f"image {size[0]}x{size[1]}" in capsys.readouterr().out

@@ -13,10 +13,11 @@ from transcription import TINY, random_weights
 import ppma
 from ppma import cli
 from ppma.masks import KINDS
-from ppma.models import CheckpointError, PolylineBackbone
+from ppma.models import CONFIGS, CheckpointError, PolylineBackbone
 
 FORMULATIONS = ("paper", "release")
 TOY = {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32), "heads": (2, 2, 2, 2), "num_classes": 7, "head_width": 24}
+HEADS = CONFIGS["ppma_nano"].heads
 ATTENTIONS = ("criss_cross", "criss_cross", "full", "full")
 EVERY = pytest.mark.parametrize(("mask", "formulation"), [(m, f) for m in KINDS for f in FORMULATIONS])
 
@@ -94,13 +95,11 @@ def test_checkpoint_path_every_mask(mask, formulation, tmp_path):
     for file in (path, tmp_path / "m.pth"):
         assert_same(timm.create_model("ppma_nano", checkpoint_path=file, **same), model)
         assert_same_features(timm.create_model("ppma_nano", checkpoint_path=file, features_only=True, **same), model)
-        for other_mask in KINDS:
-            for other in FORMULATIONS:
-                if (other_mask, other) != (mask, formulation):
-                    options = {**TOY, "mask": other_mask, "formulation": other}
-                    for features_only in (False, True):
-                        with pytest.raises(RuntimeError, match=f"of a model with .*(mask='{mask}'|{formulation})"):
-                            timm.create_model("ppma_nano", checkpoint_path=file, features_only=features_only, **options)
+    others = [(m, f) for m in KINDS for f in FORMULATIONS if (m, f) != (mask, formulation)]
+    for number, (other_mask, other) in enumerate(others):
+        options = {**TOY, "mask": other_mask, "formulation": other, "features_only": number % 2 == 1}
+        with pytest.raises(RuntimeError, match=f"of a model with .*(mask='{mask}'|{formulation})"):
+            timm.create_model("ppma_nano", checkpoint_path=(path, tmp_path / "m.pth")[number % 3 == 0], **options)
 
 
 @EVERY
@@ -168,6 +167,20 @@ def test_timm_folder_with_arguments_of_its_own(tmp_path):
     model = toy("hilbert", "release")
     save_for_hf(model, tmp_path, model_args=model.pretrained_cfg["model_args"], safe_serialization=True)
     assert_same(timm.create_model(f"local-dir:{tmp_path}", pretrained=True), model)
+
+
+def test_transformers_reads_a_timm_folder(tmp_path):
+    """Of the arguments it knows only those that `save_for_hf` was given; without them it must not guess."""
+    transformers = pytest.importorskip("transformers")
+    model, image = toy("v2h", "release"), torch.randn(1, 3, 24, 24)
+    save_for_hf(model, tmp_path, model_args=model.pretrained_cfg["model_args"], safe_serialization=True)
+    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(pixel_values=image).logits, model(image))
+    model = toy("v2h", depths=CONFIGS["ppma_nano"].depths, dims=CONFIGS["ppma_nano"].dims, head_width=256, heads=HEADS)
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    with pytest.raises(Exception, match="of a model with mask='v2h'; this one has mask='2d'"):
+        transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
 
 
 def test_model_of_no_registered_name_survives_a_timm_folder(tmp_path):

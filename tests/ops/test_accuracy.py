@@ -9,7 +9,7 @@ import torch
 import ppma
 from ppma.testing import GRIDS, assert_accurate, outputs_and_gradients, random_log_decay
 
-BACKENDS = ["torch", "auto"]  # "auto" is the native library where it is built
+BACKENDS = ["torch", pytest.param("native", marks=pytest.mark.native)]
 PATHS = ["v2h", "h2v", "2d"]
 
 

@@ -10,7 +10,7 @@ from ppma.ops import backends, depthwise, rotary
 from ppma.ops.backends.native import library
 from ppma.testing import assert_accurate, outputs_and_gradients
 
-pytestmark = pytest.mark.skipif(library.unsupported_reason() is not None, reason=f"{library.unsupported_reason()}")
+pytestmark = pytest.mark.native
 
 
 def composition(x, weight, bias, base=None, *, gelu=False):

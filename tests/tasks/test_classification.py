@@ -158,6 +158,7 @@ def test_a_few_images_are_learned_by_heart(tmp_path):
     assert losses[-1] < 0.25
 
 
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation(tmp_path, capsys):
     changes = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
     command = ["ablate", "configs/digits_ablation.yaml", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
@@ -177,9 +178,15 @@ def test_ablation(tmp_path, capsys):
     assert "did you mean '2d'?" in capsys.readouterr().err
 
 
+@pytest.fixture
+def _quick_timing(monkeypatch):
+    monkeypatch.setattr("ppma.tasks.classification.ablation.THROUGHPUT_BATCH", 1)
+
+
 ABLATION = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
 
 
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation_of_a_users_own_mask(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.KINDS["2d"])
     command = ["ablate", "configs/digits_ablation.yaml", "--masks", "own", "--seeds", "1", "--out", str(tmp_path)]
@@ -189,6 +196,7 @@ def test_ablation_of_a_users_own_mask(tmp_path, capsys, monkeypatch):
     assert row.endswith("| – | – | – | – |")
 
 
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation_checks_every_mask_before_it_trains(tmp_path, capsys, monkeypatch):
     def broken(*_):
         raise ValueError("own mask: expected a square grid")
@@ -200,6 +208,7 @@ def test_ablation_checks_every_mask_before_it_trains(tmp_path, capsys, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation_keeps_what_is_finished_when_a_run_fails(tmp_path, capsys):
     (tmp_path / "2d" / "seed0").mkdir(parents=True)
     (tmp_path / "2d" / "seed0" / "best.safetensors").write_bytes(b"somebody's work")
@@ -311,6 +320,28 @@ def test_the_demonstration_reaches_97_percent(tmp_path):
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert summary["test_count"] == 359
     assert summary["test_top1"] >= 97
+
+
+@pytest.mark.slow
+def test_fine_tuning_120_images_evaluates_what_it_learned(tmp_path):
+    """60 steps with a decay of 0.99: without a warm-up the average is the random start, right by chance (33 %)."""
+    source = digits("train")
+    labels = np.array(source.labels())
+    for digit in range(3):
+        for number, index in enumerate(np.flatnonzero(labels == digit)[:60]):
+            place = tmp_path / "images" / ("train" if number < 40 else "val") / str(digit)
+            place.mkdir(parents=True, exist_ok=True)
+            source[index][0].save(place / f"{number}.png")
+    changes = (
+        *(f"data.root={tmp_path}/images", "model=ppma_nano", "data.image_size=32", "data.crop_pct=1.0", "workers=0"),
+        *("lr=1e-3", "augment.scale=[0.7,1.0]", "eval_epochs=20"),
+    )
+    accuracy = [
+        train("folder_finetune", tmp_path / name, assignments=[*changes, *ema], tensorboard=False)["val_top1"]
+        for name, ema in (("ema", ()), ("raw", ("ema=null",)))
+    ]
+    assert min(accuracy) > 90
+    assert abs(accuracy[0] - accuracy[1]) < 5
 
 
 @pytest.mark.slow

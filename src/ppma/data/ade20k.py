@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
 from ppma.data.decoding import IMAGE_SUFFIXES, LabelFormatError, decode, decode_labels, image_size
-from ppma.data.label_maps import Convention, LabelFormat, count_labels, spread
+from ppma.data.label_maps import LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
 from ppma.data.pixels import image_tensor
 
 MOST_CLASSES = 254  # in one byte, beside 0 for no label and 255 for ignored
@@ -59,7 +59,8 @@ class Ade20kDataConfig:
         count = None if self.classes is None else len(self.classes)
         require(count is None or 2 <= count <= MOST_CLASSES, "classes", f"2 to {MOST_CLASSES} names", self.classes)
         require(count == len(set(self.classes or ())) or count is None, "classes", "different names", self.classes)
-        require(0 <= (self.ignore_index or 0) <= 65535, "ignore_index", "0 to 65535, or null", self.ignore_index)
+        index = self.ignore_index
+        require(index is None or 0 <= index <= LARGEST_VALUE, "ignore_index", f"0 to {LARGEST_VALUE}, or null", index)
 
     def scaled(self, height: int, width: int, ratio: float = 1.0) -> tuple[int, int]:
         """The height and width an image is scaled to, times `ratio`."""

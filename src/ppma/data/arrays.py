@@ -31,7 +31,7 @@ def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits(split: str) -> ImageSource:
-    """One split of the embedded digits: train (1,258 images), val (179) or test (360), classes in equal shares."""
+    """One split of the embedded digits: train (1,258 images), val (180) or test (359), classes in equal shares."""
     if split not in DIGIT_SPLITS:
         raise ValueError(f"data split: the digits have {', '.join(DIGIT_SPLITS)}, got {split!r}")
     images, labels = digit_arrays()

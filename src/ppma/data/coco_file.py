@@ -154,7 +154,7 @@ def clipped_box(box: list[float], image: ImageEntry) -> list[float] | None:
 def is_polygon(polygon: Any, image: ImageEntry) -> bool:
     """Whether it is three points or more, none further from the image than the image is large.
 
-    pycocotools walks along every pixel of an edge: one of 1e8 pixels takes it a minute.
+    pycocotools walks along every pixel of an edge: one of 1e8 pixels takes it a minute, and NaN all memory.
     """
     if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
         return False

@@ -1,5 +1,6 @@
 """What the values in label maps mean, checked on every map and, before a run, on a sample of them."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from ppma.data.decoding import LabelFormatError
 from ppma.engine.task import BrokenSampleError
 
 IGNORED = 255  # the label of pixels without a class, whatever the files say
+LARGEST_VALUE = 65535  # of 16 bits
 SHOWN_CLASSES = 30
 
 Convention = Literal["ade20k", "plain"]
@@ -49,16 +51,23 @@ class LabelFormat:
             values: as the file has them.
             name: of the file, for messages.
         """
-        labels = values.astype(np.int64) - self.offset
-        ignored = np.isin(values, self.ignored)
-        outside = ((labels < 0) | (labels >= len(self.classes))) & ~ignored
-        if outside.any():
-            raise LabelFormatError(
-                f"{name}: label {values[outside].max()} out of range, expected {self}; "
-                "see data.labels and data.ignore_index"
-            )
-        labels[ignored] = IGNORED
-        return labels
+        wrong = [int(value) for value in (values.min(), values.max()) if not 0 <= value <= LARGEST_VALUE]
+        if not wrong:
+            labels = self._table[values]
+            if labels.min() >= 0:
+                return labels
+            wrong = [int(values[labels < 0].max())]
+        raise LabelFormatError(
+            f"{name}: label {wrong[-1]} out of range, expected {self}; see data.labels and data.ignore_index"
+        )
+
+    @functools.cached_property
+    def _table(self) -> np.ndarray:
+        """The label of every value that a file can have, -1 where it has no meaning."""
+        table = np.full(LARGEST_VALUE + 1, -1, np.int64)
+        table[self.offset : self.offset + len(self.classes)] = np.arange(len(self.classes))
+        table[list(self.ignored)] = IGNORED
+        return table
 
     def __str__(self) -> str:
         last = len(self.classes) - 1 + self.offset

@@ -490,9 +490,11 @@ class Trainer:
         expected = (folder.LAST, folder.BEST, last, folder.METRICS, folder.SUMMARY, folder.CURVES)
         missing = [name for name in expected if name in self.unwritten]
         if missing:
+            left = checkpoint.steps(self.run)
+            way = f"--resume auto goes on from step {left[-1]}" if left else "--overwrite trains again"
             raise IncompleteRunError(
                 f"{self.run}: all {self.steps} steps are done, but {', '.join(missing)} could not be written "
-                f"({self.unwritten[missing[0]]}); make room, then --resume auto writes what is missing"
+                f"({self.unwritten[missing[0]]}); make room, then {way}"
             )
 
     def _load_best(self) -> None:

@@ -75,12 +75,12 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         """Bring `pretrained_cfg`, which timm saves beside the weights, up to what this model is.
 
         timm builds a model from a name and arguments. It keeps the name; the arguments that lead from there to this
-        model stand under "model_args", so that a saved folder gives the same model again.
+        model stand under "model_args", so that a saved folder gives the same model again. `save_for_hf(..., model_args=
+        model.pretrained_cfg["model_args"])` tells other programs too.
         """
-        name = self.pretrained_cfg["architecture"]
+        differences = self.config.differences(CONFIGS[self.pretrained_cfg["architecture"]])
         self.pretrained_cfg.update(
-            architecture=name,
-            model_args=self.config.differences(CONFIGS[name]),
+            model_args={name: value for name, value in differences.items() if name != "num_classes"},  # timm's own
             first_conv=FIRST_CONV,
             classifier=CLASSIFIER,
         )
@@ -206,8 +206,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         device = next(self.parameters()).device
         return encode_config(self.config).to(device)
 
-    def set_extra_state(self, state: object) -> None:
-        """Nothing: `_load_from_state_dict` compares it with this model."""
+    def set_extra_state(self, state: Any) -> None:
+        """Compare with this model's own; a CheckpointError if the weights beside it are of another model."""
+        if message := self.origin_mismatch({EXTRA_STATE: state}):
+            raise CheckpointError(message)
 
     def _load_from_state_dict(
         self,
@@ -223,14 +225,15 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         if message := self.origin_mismatch(own):  # like a wrong shape, an error whether strict or not
             error_msgs.append(message)
+        state_dict.pop(prefix + EXTRA_STATE, None)
         if authors.is_authors_layout(own):
             for name in own:
-                del state_dict[prefix + name]
+                state_dict.pop(prefix + name, None)
             state_dict.update({prefix + name: tensor for name, tensor in authors.convert(own).items()})
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if prefix + EXTRA_STATE in missing_keys:  # weights of other origin say nothing
+        if prefix + EXTRA_STATE in missing_keys:
             missing_keys.remove(prefix + EXTRA_STATE)
 
     def origin_mismatch(self, state: Mapping[str, Tensor]) -> str | None:
@@ -238,7 +241,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         encoded = state.get(EXTRA_STATE)
         if authors.is_authors_layout(state):
             source = self.config.replace(formulation="release", mask=authors.told_mask(state) or self.config.mask)
-        elif encoded is None or encoded.is_meta:
+        elif encoded is None or getattr(encoded, "is_meta", False):
             return None
         else:
             try:

@@ -69,7 +69,7 @@ _PER_STAGE: dict[str, Check] = {
     "fixed_decay_spans": _number(-100, 100),
 }
 _SINGLE: dict[str, Check] = {
-    "mask": _word(masks.KINDS),
+    "mask": lambda name, value: checks.one_of(name, value, masks.KINDS),  # looked up late: users add their own
     "formulation": _word(FORMULATIONS),
     "stem_stride": _stride,
     "in_chans": _whole(1, _MOST_CHANNELS),

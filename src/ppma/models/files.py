@@ -37,6 +37,7 @@ _SHARED = 4  # how often the weights of one state may use the same memory
 _PICKLES = (
     5  # in a file of before PyTorch 1.6: magic number, version, system, contents, names of the tensors that follow
 )
+_MOST_FRESH = 1 << 28  # weights that may start anew where a file need not fit: a head of a million classes
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -371,7 +372,7 @@ def fitting(
         state: weights by name.
         source: named in messages.
         strict: whether names or shapes that do not fit are a CheckpointError; else they are left out with a warning,
-            but if most of the model is missing it is still an error.
+            but if much of the model is missing it is still an error.
     """
     state, own = without_extra_state(state), without_extra_state(own)
     check_tensors(state, source=source)
@@ -386,7 +387,8 @@ def fitting(
     }
     found = {name: state[name] for name in own if name in state and state[name].shape == own[name].shape}
     text = "; ".join(f"{kind}: {_listed(names)}" for kind, names in problems.items() if names)
-    if text and (strict or 2 * len(found) < len(own)):
+    fresh = sum(tensor.numel() for name, tensor in own.items() if name not in found)
+    if text and (strict or 2 * len(found) < len(own) or fresh > _MOST_FRESH):
         raise CheckpointError(f"{source}: the weights do not fit the model. {text}")
     if text:
         warnings.warn(f"{source}: loaded without what does not fit. {text}", stacklevel=4)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ppma.engine.errors import StoppedError
 from ppma.engine.log import format_metrics
 from ppma.masks import KINDS
 from ppma.tasks import registry, run
@@ -173,8 +174,10 @@ def ablate(arguments: argparse.Namespace) -> int:
     study = ablation.Ablation(config, arguments.masks.split(","), arguments.seeds, out)
     try:
         study.run()
+    except StoppedError as stopped:
+        raise StoppedError("stopped; the same command goes on from here", stopped.signal) from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on where it stopped") from None
+        raise KeyboardInterrupt("interrupted; the same command goes on from the newest checkpoint") from None
     finally:  # a run that fails does not take the finished ones with it
         if study.results():
             print(study.table())

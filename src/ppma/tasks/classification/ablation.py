@@ -74,7 +74,14 @@ class Ablation:
         for mask in masks:
             checks.one_of("masks", mask, KINDS)
         configs.require(seeds >= 1, "seeds", "at least 1", seeds)
-        self.config, self.seeds, self.out = config, seeds, out
+        self.config, self.out = config, out
+        self.runs = {
+            mask: [(_with_mask(config, mask, config.seed + n), out / mask / f"seed{n}") for n in range(seeds)]
+            for mask in masks
+        }
+        for runs in self.runs.values():
+            for run in runs:
+                _check_same(*run)
         classes = len(open_training_images(config.data).classes)
         models = {mask: _model(config, mask, classes) for mask in masks}
         size = config.data.image_size
@@ -84,10 +91,9 @@ class Ablation:
 
     def run(self) -> None:
         """Train what is not yet trained; after each run, write ablation.md and ablation.json with what is finished."""
-        for mask, accuracies in self.top1.items():
-            for n in range(self.seeds):
-                config = _with_mask(self.config, mask, self.config.seed + n)
-                accuracies.append(_accuracy(config, self.out / mask / f"seed{n}"))
+        for mask, runs in self.runs.items():
+            for run in runs:
+                self.top1[mask].append(_accuracy(*run))
                 self._write()
 
     def results(self) -> list[MaskResult]:
@@ -113,18 +119,21 @@ def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> Classifica
     return dataclasses.replace(config, model_args={**config.model_args, "mask": mask}, seed=seed)
 
 
-def _accuracy(config: ClassificationConfig, run: Path) -> float:
-    """The accuracy of one run, trained unless it lies there finished."""
-    summary: dict[str, Any] | None = None
+def _check_same(config: ClassificationConfig, run: Path) -> None:
+    """Refuse a run in that folder which was trained with another configuration."""
     if (run / CONFIG).is_file():
         changes = configs.differences(configs.read(run / CONFIG), configs.to_dict(config))
         if changes:
             raise configs.ConfigError(
                 f"out: {run} was trained with another configuration ({'; '.join(changes)}); choose another folder"
             )
-        if (run / SUMMARY).is_file():
-            summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
-    if summary is None:
+
+
+def _accuracy(config: ClassificationConfig, run: Path) -> float:
+    """The accuracy of one run, trained unless it lies there finished."""
+    if (run / SUMMARY).is_file() and (run / CONFIG).is_file():
+        summary: dict[str, Any] = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+    else:
         summary = train(config, run, resume="auto", tensorboard=False)
     return summary["test_top1"] if "test_top1" in summary else summary["val_top1"]
 

@@ -8,7 +8,6 @@ import os
 
 import numpy as np
 import pytest
-import torch
 from triton.runtime import interpreter
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -51,11 +50,3 @@ if INTERPRETED:
 def triton_scan(monkeypatch):
     """The interpreter's own scan."""
     monkeypatch.setattr(interpreter.ScanOps, "generic_scan", _slow_scan)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """Every `torch.empty` is full of NaN, so that a place that is never written shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)

@@ -3,7 +3,7 @@
 Logarithms are natural where the mask is added to scores, else to base 2. A potential is kept as the sum of two float32
 numbers. One alone is not enough: the mask needs differences of nearby potentials, however long the line and however
 strong the decays before. An edge counts at least CUT, which is a decay of 0 in every floating-point type, so sums stay
-finite; where a log mask is added to scores, all from CUT on counts as minus infinity (`with_cuts`).
+finite; a log mask that is added to scores counts as minus infinity across such an edge (`with_cuts`).
 """
 
 from typing import Any

@@ -24,8 +24,10 @@ def field(tensor: Tensor) -> Field:
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-# The least that an edge counts in a potential, and what the log mask is across such an edge: far below every score.
-CUT = tl.constexpr(-16384.0)
+# The least that an edge counts in a potential; what a log mask across such an edge lies below, whatever rounding does;
+# and what stands in its place then: far below every score.
+CUT = tl.constexpr(-32768.0)
+BELOW_CUT = tl.constexpr(-16384.0)
 NEVER = tl.constexpr(-1e30)
 
 
@@ -129,7 +131,7 @@ def log_decay(high_a, low_a, high_b, low_b):
 @triton.jit
 def with_cuts(log_mask):
     """A log mask to be added to scores, however large they are: across an edge with a decay of 0 nothing counts."""
-    return tl.where(log_mask <= CUT, NEVER, log_mask)
+    return tl.where(log_mask < BELOW_CUT, NEVER, log_mask)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ struct Softmax {
   // Takes notice of logits up to `seen`; returns what to subtract from them.
   float raise(int64_t query, float seen, int64_t channels) {
     if (seen > top[query]) {
-      float factor = exp_finite(splat(top[query] - seen))[0];
+      float factor = exp_weight(splat(top[query] - seen))[0];
       top[query] = seen;
       total[query] *= factor;
       float* row = out + query * channels;
@@ -39,13 +39,13 @@ float exponentiate(float* row, int64_t count, float top) {
   Vec total{};
   int64_t c = 0;
   for (; c + kLanes <= count; c += kLanes) {
-    Vec p = exp_finite(load(row + c) - top);
+    Vec p = exp_weight(load(row + c) - top);
     total += p;
     store(row + c, p);
   }
   if (c < count) {
     int rest = static_cast<int>(count - c);
-    Vec p = select(lane_index() < rest, exp_finite(load(row + c) - top), Vec{});
+    Vec p = select(lane_index() < rest, exp_weight(load(row + c) - top), Vec{});
     total += p;
     store(row + c, p);
   }

@@ -194,7 +194,11 @@ class Backward {
     product(rows_of(own_.grad_out, padded(dv)), {own_.values_transposed, stride}, queries.tokens(), padded(count), dv,
             Store{own_.grad_map, stride});
     for (int64_t r = 0; r < queries.rows; ++r)
-      for (int64_t j = 0; j < queries.columns; ++j) differentiate(r, j, queries, keys, stride);
+      for (int64_t j = 0; j < queries.columns; ++j) {
+        int64_t query = r * queries.columns + j;
+        bool certain = own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f;
+        certain ? differentiate<true>(r, j, queries, keys, stride) : differentiate<false>(r, j, queries, keys, stride);
+      }
 
     int64_t token = keys.row * problem_.width + keys.column;
     product(columns_of(own_.scores, stride), {own_.grad_out, padded(dv)}, count, padded(dv), queries.tokens(),
@@ -211,13 +215,14 @@ class Backward {
   }
 
   // For the query of row r and column j of a block: from score and gradient of the map to weight and gradient of the
-  // score, and the sums of X and Xt.
+  // score, and the sums of X and Xt. `kCertain`: there may be a weight of exactly 1.
+  template <bool kCertain>
   void differentiate(int64_t r, int64_t j, const Run& queries, const Run& keys, int64_t stride) {
     int64_t query = r * queries.columns + j;
     const float* of_query_row = own_.mask.of_query_row(r, j);
     float* sum_of_query_row = own_.of_query_rows + query * width_;
     float top[2] = {own_.top[0][query], own_.top[two_][query]};
-    float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]};
+    float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = problem_.path_weight();
     float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
     for (int64_t t = 0; t < keys.rows; ++t) {
       float* scores = own_.scores + query * stride + t * keys.columns;
@@ -233,27 +238,27 @@ class Backward {
         if (kLogit) {
           if (v2h_) {
             Vec logit = score + (load(of_query_row + l) + load(at_keys + l));
-            Vec p = exp_finite(logit - top[0]) * inverse[0];
-            x = select(inside & (p != 1.0f), p * (grad - delta[0]), Vec{});
-            weight += p;
+            Vec p = exp_weight(logit - top[0]) * inverse[0];
+            x = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[0]), Vec{});
+            weight += p * weight_of_path;
           }
           if (h2v_) {
             Vec logit = score + (load(of_key_row + l) + at_query);
-            Vec p = exp_finite(logit - top[1]) * inverse[1];
-            xt = select(inside & (p != 1.0f), p * (grad - delta[1]), Vec{});
-            weight += p;
+            Vec p = exp_weight(logit - top[1]) * inverse[1];
+            xt = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[1]), Vec{});
+            weight += p * weight_of_path;
           }
-          if (two_) weight *= 0.5f;
           grad_score = x + xt;
         } else {
-          Vec p = select(inside, exp_finite(score - top[0]) * inverse[0], Vec{});
+          Vec p = exp_weight(score - top[0]) * inverse[0];
           Vec v2h = v2h_ ? load(of_query_row + l) * load(at_keys + l) : Vec{};
           Vec h2v = h2v_ ? load(of_key_row + l) * at_query : Vec{};
           Vec weighted = select(inside, p * grad, Vec{});
           x = weighted * v2h;
           xt = weighted * h2v;
           weight = p * (v2h + h2v);
-          grad_score = select(p != 1.0f, x + xt - p * delta[0], Vec{});
+          grad_score = x + xt - p * delta[0];
+          if (kCertain) grad_score = select(p != 1.0f, grad_score, Vec{});
         }
         store(scores + l, select(inside, weight, score));
         store(grad_map + l, select(inside, grad_score, grad));

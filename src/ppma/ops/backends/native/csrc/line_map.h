@@ -57,7 +57,7 @@ inline float exponentiate(float* row, int64_t width, const float* factors) {
   float largest_score = largest(top);
   Vec total{};
   for (int64_t l = 0; l < width; l += kLanes) {
-    Vec p = exp_finite(load(row + l) - largest_score);
+    Vec p = exp_weight(load(row + l) - largest_score);
     total += p;
     store(row + l, factors ? p * load(factors + l) : p);
   }
