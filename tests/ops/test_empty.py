@@ -6,8 +6,12 @@ import pytest
 import torch
 
 import ppma
+<<<<<<< HEAD
 from ppma.ops import library as operators
 from ppma.ops import rotary
+=======
+from ppma.ops import depthwise, rotary
+>>>>>>> main
 
 BACKENDS = ["reference", "torch", "auto", pytest.param("native", marks=pytest.mark.native)]
 ATTENTIONS = {
@@ -108,12 +112,12 @@ def test_native_operators_refuse_empty_grids_and_channels_themselves(shape):
     """Called as `torch.ops.ppma.*`, where no argument was checked before; a kernel would divide by zero."""
     x, decay = torch.zeros(shape), torch.zeros(shape[:-1])
     calls = [
-        lambda: operators.scan(x, [decay, decay], "both", "native"),
-        lambda: operators.scan_backward(x, x, [decay, decay], "both", "native"),
-        lambda: operators.attention(x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
-        lambda: operators.criss_cross_backward(x, x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
-        lambda: operators.linear(x, x, x, decay, decay, "2d", "native"),
-        lambda: operators.linear_backward(x, x, x, x, decay, decay, "2d", "native"),
+        lambda: torch.ops.ppma.polyline_scan(x, [decay, decay], "both", "native"),
+        lambda: torch.ops.ppma.polyline_scan_backward(x, x, [decay, decay], "both", "native"),
+        lambda: torch.ops.ppma.polyline_attention(x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
+        lambda: torch.ops.ppma.criss_cross_attention_backward(x, x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
+        lambda: torch.ops.ppma.linear_attention(x, x, x, decay, decay, "2d", "native"),
+        lambda: torch.ops.ppma.linear_attention_backward(x, x, x, x, decay, decay, "2d", "native"),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="at least one token and channel"):
