@@ -6,12 +6,7 @@ import pytest
 import torch
 
 import ppma
-<<<<<<< HEAD
-from ppma.ops import library as operators
-from ppma.ops import rotary
-=======
 from ppma.ops import depthwise, rotary
->>>>>>> main
 
 BACKENDS = ["reference", "torch", "auto", pytest.param("native", marks=pytest.mark.native)]
 ATTENTIONS = {
