@@ -24,7 +24,7 @@ def test_blocks_are_those_of_the_models():
     ]
 
 
-def test_bytes_of_vanilla_attention():
+def test_bytes_of_full_attention():
     """q, k, v, output in half precision, two numbers of the softmax; for the mask two log-decays, two words twice."""
     stage = Stage(1, 14, 8, 32, True)
     launches = stage.launches(2, "hadamard", backward=False)

@@ -55,7 +55,7 @@ def operator_report(stage: Stage, combine: Combine, device: torch.device, rounds
         "no mask": plain,
     }
     name = (
-        f"{'vanilla' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
+        f"{'full' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
     )
     report = Report(f"{name}, batch {batch}", ["pass", "attention", "speed of Triton over it", "us", "peak MB"])
     for backward in (False, True):

@@ -53,7 +53,7 @@ class Stage:
     full: bool
 
     def __str__(self) -> str:
-        kind = "vanilla" if self.full else "criss-cross"
+        kind = "full" if self.full else "criss-cross"
         return f"{kind} {self.side}x{self.side}, {self.heads} x {self.d}"
 
     def launches(self, batch: int, combine: Combine, backward: bool) -> list[Launch]:

@@ -1,4 +1,4 @@
-"""Vanilla attention with the mask: csrc/attention.cpp and csrc/attention_backward.cpp."""
+"""Full attention with the mask: csrc/attention.cpp and csrc/attention_backward.cpp."""
 
 from ctypes import POINTER, c_void_p
 

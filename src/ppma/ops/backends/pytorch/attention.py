@@ -1,4 +1,4 @@
-"""Vanilla attention with the mask, by tiles of query rows: no N x N tensor for a large grid, recomputed in backward.
+"""Full attention with the mask, by tiles of query rows: no N x N tensor for a large grid, recomputed in backward.
 
 For query rows I the V2H mask is `rows[i, j, l] * columns[i, k, l]` and the H2V mask `rows[k, j, l] * columns[i, k, j]`:
 both are broadcast products of the line matrices, which take O(N^1.5) memory for the whole grid.

@@ -1,4 +1,4 @@
-// Vanilla attention: every token attends to every token, in one pass over tiles of keys for each block of queries.
+// Full attention: every token attends to every token, in one pass over tiles of keys for each block of queries.
 //
 // "hadamard": the usual running maximum and sum of the unmasked softmax; the mask multiplies what is accumulated.
 // "logit": one running softmax of scores plus log mask for each path.

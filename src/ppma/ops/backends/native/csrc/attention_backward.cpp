@@ -1,4 +1,4 @@
-// Gradients of vanilla attention, recomputing each tile once from the saved maxima and sums of its softmaxes.
+// Gradients of full attention, recomputing each tile once from the saved maxima and sums of its softmaxes.
 //
 // With P the softmax, G = dout v^T, L and Lt the masks of the two paths, delta = rowsum(dout * out):
 //

@@ -1,4 +1,4 @@
-// Vanilla attention by tiles: a block of queries against a tile of keys, both runs of tokens in raster order, either
+// Full attention by tiles: a block of queries against a tile of keys, both runs of tokens in raster order, either
 // whole rows of the grid or a part of one row.
 //
 // For query row i and key row k, with the decay matrices A_i and A_k of these rows and ONE vector g of the decays
