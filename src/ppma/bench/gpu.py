@@ -54,9 +54,7 @@ def operator_report(stage: Stage, combine: Combine, device: torch.device, rounds
         "masked, PyTorch": lambda *tensors: masked(*tensors, combine=combine, backend="torch"),
         "no mask": plain,
     }
-    name = (
-        f"{'full' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
-    )
+    name = f"{'full' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
     report = Report(f"{name}, batch {batch}", ["pass", "attention", "speed of Triton over it", "us", "peak MB"])
     for backward in (False, True):
         runs = {key: _operator(function, stage, device, batch, backward) for key, function in functions.items()}

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View, contiguous_address
-from ppma.ops.backends.native.problem import Gradients, Problem, unit_stride
+from ppma.ops.backends.native.params import Gradients, AttentionParams, unit_stride
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
-_forward = Kernel("ppma_polyline_attention", POINTER(Problem), POINTER(View), c_void_p, c_void_p)
+_forward = Kernel("ppma_polyline_attention", POINTER(AttentionParams), POINTER(View), c_void_p, c_void_p)
 _backward = Kernel(
-    "ppma_polyline_attention_backward", POINTER(Problem), POINTER(Gradients), POINTER(View), c_void_p, c_void_p
+    "ppma_polyline_attention_backward", POINTER(AttentionParams), POINTER(Gradients), POINTER(View), c_void_p, c_void_p
 )
 
 
@@ -25,13 +25,13 @@ def polyline_attention(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    problem = Problem(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     out = heads_last_empty(v, v.shape[-1])
     stats_shape, first_shape = _saved_shapes(q, v, options)
     stats = torch.empty(stats_shape, dtype=torch.float32, device=q.device)
     first = torch.empty(first_shape, dtype=torch.float32, device=q.device)
     _forward(
-        problem, View.of(out, v.shape), contiguous_address(stats, stats_shape), contiguous_address(first, first_shape)
+        params, View.of(out, v.shape), contiguous_address(stats, stats_shape), contiguous_address(first, first_shape)
     )
     return out, stats, first
 
@@ -54,12 +54,12 @@ def polyline_attention_backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
-    problem = Problem(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     gradients = Gradients(grad, q, k, v)
     out, stats, first = unit_stride(out), stats.contiguous(), first.contiguous()
     stats_shape, first_shape = _saved_shapes(q, v, options)
     _backward(
-        problem,
+        params,
         gradients,
         View.of(out, v.shape),
         contiguous_address(stats, stats_shape),

@@ -5,12 +5,12 @@ from ctypes import POINTER
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View
-from ppma.ops.backends.native.problem import Gradients, Problem
+from ppma.ops.backends.native.params import Gradients, AttentionParams
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
-_forward = Kernel("ppma_criss_cross_attention", POINTER(Problem), POINTER(View))
-_backward = Kernel("ppma_criss_cross_attention_backward", POINTER(Problem), POINTER(Gradients))
+_forward = Kernel("ppma_criss_cross_attention", POINTER(AttentionParams), POINTER(View))
+_backward = Kernel("ppma_criss_cross_attention_backward", POINTER(AttentionParams), POINTER(Gradients))
 
 
 def criss_cross_attention(
@@ -22,9 +22,9 @@ def criss_cross_attention(
     options: AttentionOptions,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    problem = Problem(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     out = heads_last_empty(v, v.shape[-1])
-    _forward(problem, View.of(out, v.shape))
+    _forward(params, View.of(out, v.shape))
     return out
 
 
@@ -38,7 +38,7 @@ def criss_cross_attention_backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
-    problem = Problem(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     gradients = Gradients(grad, q, k, v)
-    _backward(problem, gradients)
+    _backward(params, gradients)
     return gradients.results(log_alpha.dtype, log_beta.dtype)

@@ -16,8 +16,8 @@ from ppma.ops.options import Paths
 _MODES = {"v2h": V2H, "h2v": H2V, "2d": BOTH}
 
 
-class LinearProblem(ctypes.Structure):
-    """`struct LinearProblem`. Keeps its decays alive."""
+class LinearParams(ctypes.Structure):
+    """`struct LinearParams`. Keeps its decays alive."""
 
     _fields_ = (
         *((name, View) for name in ("q", "k", "v")),
@@ -49,14 +49,14 @@ class LinearGradients(ctypes.Structure):
     )
 
 
-_forward = Kernel("ppma_linear_attention", POINTER(LinearProblem), POINTER(View))
-_backward = Kernel("ppma_linear_attention_backward", POINTER(LinearProblem), POINTER(LinearGradients))
+_forward = Kernel("ppma_linear_attention", POINTER(LinearParams), POINTER(View))
+_backward = Kernel("ppma_linear_attention_backward", POINTER(LinearParams), POINTER(LinearGradients))
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     out = heads_last_empty(v, v.shape[-1])
-    _forward(LinearProblem(q, k, v, log_alpha, log_beta, paths), View.of(out, v.shape))
+    _forward(LinearParams(q, k, v, log_alpha, log_beta, paths), View.of(out, v.shape))
     return out
 
 
@@ -71,5 +71,5 @@ def linear_attention_backward(
         *map(View.of, (grad, grad_q, grad_k, grad_v), (v.shape, q.shape, k.shape, v.shape)),
         *(contiguous_address(of_decay, tokens) for of_decay in (grad_alpha, grad_beta)),
     )
-    _backward(LinearProblem(q, k, v, log_alpha, log_beta, paths), gradients)
+    _backward(LinearParams(q, k, v, log_alpha, log_beta, paths), gradients)
     return grad_q, grad_k, grad_v, grad_alpha.to(log_alpha.dtype), grad_beta.to(log_beta.dtype)

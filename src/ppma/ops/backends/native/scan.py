@@ -26,8 +26,8 @@ class PlaneTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("strides", POINTER(ctypes.c_int64)))
 
 
-class ScanProblem(ctypes.Structure):
-    """`struct ScanProblem`."""
+class ScanParams(ctypes.Structure):
+    """`struct ScanParams`."""
 
     _fields_ = (
         ("mode", ctypes.c_int64),
@@ -45,8 +45,8 @@ class ScanGradients(ctypes.Structure):
     _fields_ = tuple((name, PlaneTensor) for name in ("out", "x", "alpha", "beta"))
 
 
-_forward = Kernel("ppma_polyline_scan", POINTER(ScanProblem), POINTER(PlaneTensor))
-_backward = Kernel("ppma_polyline_scan_backward", POINTER(ScanProblem), POINTER(ScanGradients))
+_forward = Kernel("ppma_polyline_scan", POINTER(ScanParams), POINTER(PlaneTensor))
+_backward = Kernel("ppma_polyline_scan_backward", POINTER(ScanParams), POINTER(ScanGradients))
 
 
 def _longs(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -83,14 +83,14 @@ class Stage:
         strides = [decay.stride(axis) for axis in (order if self.columns is None else order[:-1])]
         return PlaneTensor(contiguous_address(decay, shape[:-1]), _longs(strides))
 
-    def problem(self, x: Tensor, decays: list[Tensor], add: bool) -> ScanProblem:
+    def params(self, x: Tensor, decays: list[Tensor], add: bool) -> ScanParams:
         """All the kernel needs but the results."""
         order = self._order(x.ndim - 3)
         sizes = [x.shape[axis] for axis in order]
         if self.columns is None:
             sizes.append(1)
         beta, alpha = self.edges(decays[self.rows], x.shape), self.edges(decays[self.axes[-1]], x.shape)
-        return ScanProblem(
+        return ScanParams(
             self.mode,
             len(sizes) - 2,
             _longs([*sizes, x.shape[-1]]),
@@ -122,7 +122,7 @@ def _empty(x: Tensor) -> Tensor:
 
 def _scan(stage: Stage, x: Tensor, decays: list[Tensor], out: Tensor | None = None, add: bool = False) -> Tensor:
     out = _empty(x) if out is None else out
-    _forward(stage.problem(x, decays, add), stage.tensor(out, x.shape))
+    _forward(stage.params(x, decays, add), stage.tensor(out, x.shape))
     return out
 
 
@@ -152,15 +152,15 @@ def polyline_scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], pa
         grad_out = grad
         for stage in reversed(stages):
             first = stage is stages[0]
-            values = inputs.pop()  # named, because the problem holds only its address
+            values = inputs.pop()  # named, because the params hold only its address
             grad_in = grad_x if first else _empty(x)
-            problem = stage.problem(values, decays, add=first and number > 0)
+            params = stage.params(values, decays, add=first and number > 0)
             gradients = ScanGradients(
                 stage.tensor(grad_out, x.shape),
                 stage.tensor(grad_in, x.shape),
                 stage.edges(grad_decays[stage.axes[-1]], x.shape),
                 stage.edges(grad_decays[stage.rows], x.shape),
             )
-            _backward(problem, gradients)
+            _backward(params, gradients)
             grad_out = grad_in
     return [grad_x, *(g.to(d.dtype) for g, d in zip(grad_decays, log_decays, strict=True))]

@@ -7,8 +7,8 @@
 
 namespace ppma {
 
-// Mirrors `Problem` of problem.py.
-struct Problem {
+// Mirrors `AttentionParams` of params.py.
+struct AttentionParams {
   View q, k, v;              // (batch, heads, height, width, d or dv)
   View log_alpha, log_beta;  // (batch, heads, height, width)
   int64_t batch, heads, height, width, d, dv;
@@ -24,7 +24,7 @@ struct Problem {
   float path_weight() const { return logit && v2h && h2v ? 0.5f : 1.0f; }
 };
 
-// Mirrors `Gradients` of problem.py: the gradient of the output, and those of the inputs, which are written.
+// Mirrors `Gradients` of params.py: the gradient of the output, and those of the inputs, which are written.
 struct Gradients {
   View out;
   View q, k, v;
@@ -39,13 +39,13 @@ struct Tokens {
 
 // A row or a column of one head's grid.
 struct Line {
-  const Problem& problem;
+  const AttentionParams& params;
   int64_t batch, head;
   bool row;
   int64_t index;
 
-  int64_t size() const { return row ? problem.width : problem.height; }
-  const View& log_decay() const { return row ? problem.log_alpha : problem.log_beta; }
+  int64_t size() const { return row ? params.width : params.height; }
+  const View& log_decay() const { return row ? params.log_alpha : params.log_beta; }
 
   Tokens of(const View& view) const {
     return {view.at(batch, head, row ? index : 0, row ? 0 : index), view.stride[row ? 3 : 2]};
@@ -53,7 +53,7 @@ struct Line {
 
   // Of a head's grid in scratch memory, `channels` floats a token.
   Tokens of(float* grid, int64_t channels) const {
-    int64_t along_row = channels, along_column = problem.width * channels;
+    int64_t along_row = channels, along_column = params.width * channels;
     return {grid + index * (row ? along_column : along_row), row ? along_row : along_column};
   }
 };

@@ -1,4 +1,4 @@
-"""The arguments of the softmax attentions as the kernels see them: csrc/problem.h."""
+"""The arguments of the softmax attentions as the kernels see them: csrc/params.h."""
 
 import ctypes
 
@@ -11,8 +11,8 @@ from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
 
-class Problem(ctypes.Structure):
-    """`struct Problem`. Keeps its tensors alive."""
+class AttentionParams(ctypes.Structure):
+    """`struct AttentionParams`. Keeps its tensors alive."""
 
     _fields_ = (
         *((name, View) for name in ("q", "k", "v", "log_alpha", "log_beta")),

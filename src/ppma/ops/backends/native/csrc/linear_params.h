@@ -4,8 +4,8 @@
 #include "plane_scan.h"
 #include "view.h"
 
-// Mirrors `LinearProblem` of linear.py.
-struct LinearProblem {
+// Mirrors `LinearParams` of linear.py.
+struct LinearParams {
   View q, k, v;                // (batch, heads, height, width, d or dv)
   const float *alpha, *beta;   // decays, contiguous (batch, heads, height, width), 0 on the edges outside the grid
   int64_t batch, heads, height, width, d, dv;
@@ -51,15 +51,15 @@ struct OuterPlane {
 
 // The plane of one image and head.
 struct LinearPlane {
-  const LinearProblem& problem;
+  const LinearParams& params;
   int64_t batch, head;
 
-  LinearPlane(const LinearProblem& problem, int64_t plane)
-      : problem(problem), batch(plane / problem.heads), head(plane % problem.heads) {}
+  LinearPlane(const LinearParams& params, int64_t plane)
+      : params(params), batch(plane / params.heads), head(plane % params.heads) {}
 
-  int64_t offset() const { return (batch * problem.heads + head) * problem.height * problem.width; }
+  int64_t offset() const { return (batch * params.heads + head) * params.height * params.width; }
   Edges edges() const {
-    return {problem.alpha + offset(), problem.beta + offset(), problem.width, problem.height, problem.width};
+    return {params.alpha + offset(), params.beta + offset(), params.width, params.height, params.width};
   }
 
   ScalarPlane channel(const View& view, int64_t index) const {
@@ -74,7 +74,7 @@ struct LinearPlane {
             view.stride[3],
             view.stride[4],
             std::min<int64_t>(kLanes, channels - first),
-            problem.width};
+            params.width};
   }
 };
 
