@@ -120,7 +120,7 @@ def polyline_attention(
     scale: float | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Full polyline path masked attention (the paper's vanilla attention, PPMVA, Eq. 10): every token attends to every token.
+    """Full polyline path masked attention (PPMVA, Eq. 10): every token attends to every token.
 
     O(N^2) time; the N x N map is never held for a large grid, neither forward nor backward.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View, contiguous_address
-from ppma.ops.backends.native.params import Gradients, AttentionParams, unit_stride
+from ppma.ops.backends.native.params import AttentionParams, Gradients, unit_stride
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 

@@ -5,7 +5,7 @@ from ctypes import POINTER
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View
-from ppma.ops.backends.native.params import Gradients, AttentionParams
+from ppma.ops.backends.native.params import AttentionParams, Gradients
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
