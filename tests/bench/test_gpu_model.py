@@ -24,8 +24,8 @@ def test_blocks_are_those_of_the_models():
     ]
 
 
-def test_bytes_of_full_attention():
-    """q, k, v, output in half precision, two numbers of the softmax; for the mask two log-decays, two words twice."""
+def test_bytes_of_vanilla_attention():
+    """q, k, v and the output in half precision, maximum and sum; for the mask two log-decays, two words twice."""
     stage = Stage(1, 14, 8, 32, True)
     launches = stage.launches(2, "hadamard", backward=False)
     tokens = 2 * 8 * 14 * 14

@@ -84,6 +84,12 @@ def test_valid_requests_are_served(page, uploaded):
         assert answer(page, json.dumps(request(page, name, data)).encode()) == "ok", name
 
 
+def test_an_upload_may_be_a_list_of_one(page, uploaded):
+    file, choice = valid_data(uploaded)["upload_file"]
+    for files, said in (([file], "ok"), ([file, file], "upload: expected an uploaded file, got None")):
+        assert answer(page, json.dumps(request(page, "upload_file", [files, choice])).encode()) == said
+
+
 def test_every_function_of_the_page_is_tried(page, uploaded):
     assert {function.name for function in page.fns.values()} == set(valid_data(uploaded))
 

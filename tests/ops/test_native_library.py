@@ -125,3 +125,72 @@ def test_installs_without_a_compiler(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "were not built" in result.stdout + result.stderr
     assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.native
+def test_every_pointer_is_checked_in_one_place():
+    folder = Path(native.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if ".data_ptr(" in path.read_text()] == ["library.py"]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 3, dtype=torch.float64),
+        torch.zeros(2, 3, dtype=torch.float16),
+        torch.zeros(3, 2),
+        torch.zeros(6),
+        torch.zeros(2, 3, device="meta"),
+    ],
+    ids=["float64", "float16", "transposed shape", "other axes", "other device"],
+)
+def test_a_kernel_gets_no_other_tensor_than_it_expects(tensor):
+    for check in (library.address, library.contiguous_address, library.View.of):
+        check(torch.zeros(2, 3), (2, 3))
+        with pytest.raises(ValueError, match=r"expected torch.float32 of shape \(2, 3\) on the CPU, got torch"):
+            check(tensor, (2, 3))
+
+
+def test_a_kernel_that_ignores_strides_gets_contiguous_tensors():
+    with pytest.raises(ValueError, match="expected a contiguous tensor"):
+        library.contiguous_address(torch.zeros(3, 2).mT, (2, 3))
+
+
+WRONG = {
+    "k in float64": (1, lambda tensor: tensor.double()),
+    "v on a smaller grid": (2, lambda tensor: tensor[:, :, :-1]),
+    "a batch of log-decays too small": (3, lambda tensor: tensor[:1]),
+    "an axis of log-decays missing": (4, lambda tensor: tensor[0]),
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("position_and_change", WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize("operator", ["attention", "criss_cross", "linear"])
+def test_operators_refuse_wrong_tensors(operator, position_and_change):
+    """Called as `torch.ops.ppma.*`, where no argument was checked before."""
+    position, change = position_and_change
+    tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
+    tensors[position] = change(tensors[position])
+    options = ("2d",) if operator == "linear" else ("hadamard", "2d", 1.0)
+    with pytest.raises(ValueError, match="native kernels: expected"):
+        getattr(torch.ops.ppma, operator)(*tensors, *options, "native")
+
+
+@pytest.mark.native
+def test_operators_refuse_what_another_call_saved():
+    tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
+    out, stats, first = torch.ops.ppma.polyline_attention(*tensors, "hadamard", "2d", 1.0, "native")
+    with pytest.raises(ValueError, match="native kernels: expected"):
+        torch.ops.ppma.polyline_attention_backward(out, *tensors, out, stats, first, "logit", "2d", 1.0, "native")
+    with pytest.raises(ValueError, match="native kernels: expected"):
+        torch.ops.ppma.polyline_attention_backward(
+            out[..., :4], *tensors, out, stats, first, "hadamard", "2d", 1.0, "native"
+        )
+
+
+@pytest.mark.native
+def test_depthwise_refuses_other_kernel_sizes():
+    x = torch.zeros(1, 8, 8, 4)
+    with pytest.raises(ValueError, match="expected a depthwise kernel of size 3 or 5, got 7"):
+        native.depthwise_conv(x, torch.zeros(4, 1, 7, 7), None, None, False)

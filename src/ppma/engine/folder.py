@@ -47,11 +47,14 @@ def clear(run: Path) -> None:
 def reserve(run: Path, world: World) -> Iterator[None]:
     """Make the folder and keep other runs out of it, for as long as the context or the main process lives.
 
+    A folder made here goes again if the run is refused before it wrote anything.
+
     Raises:
         ValueError: another run uses it, or it cannot be made or written to.
     """
     with contextlib.ExitStack() as stack:
         error: ValueError | None = None
+        made = world.main and not run.exists()
         if world.main:
             try:
                 run.mkdir(parents=True, exist_ok=True)
@@ -63,7 +66,13 @@ def reserve(run: Path, world: World) -> Iterator[None]:
         error = world.broadcast(error)  # or the other processes would wait for the main one
         if error is not None:
             raise error
-        yield
+        try:
+            yield
+        except BaseException:
+            if made and os.listdir(run) == [LOCK]:
+                (run / LOCK).unlink()
+                run.rmdir()
+            raise
 
 
 @contextlib.contextmanager

@@ -112,6 +112,8 @@ def _input(component: object, value: object) -> Any:
 
 
 def _uploaded(name: str, value: object) -> str:
+    if isinstance(value, list) and len(value) == 1:  # so does Gradio
+        value = value[0]
     path = value.get("path") if isinstance(value, dict) else None
     folder = Path(get_upload_folder()).resolve()
     try:

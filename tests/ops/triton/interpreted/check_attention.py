@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from triton_cases import HALF, PATHS, assert_kernels_accurate, assert_saturated_accurate, attention_inputs
+from triton_cases import (
+    HALF,
+    PATHS,
+    assert_empty_batches_work,
+    assert_kernels_accurate,
+    assert_large_logits_accurate,
+    assert_saturated_accurate,
+    attention_inputs,
+)
 
 import ppma
 from ppma.ops.backends.triton.configs import attention_tile
@@ -60,6 +68,25 @@ def test_single_token(combine):
     torch.testing.assert_close(out, copies * inputs[2])
     assert all(grad.abs().max() < 1e-5 for grad in (grads[0], grads[1]))
     assert all(grad.abs().max() == 0 for grad in grads[3:])
+
+
+@pytest.mark.parametrize("magnitude", [1e8])
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_large_logits(combine, magnitude):
+    assert_large_logits_accurate(ppma.polyline_attention, magnitude, combine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("magnitude", [1.0, 10.0, 1e3, 1e4, 1e6, 1e8])
+@pytest.mark.parametrize("paths", PATHS)
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_large_logits_in_every_combination(combine, paths, magnitude):
+    assert_large_logits_accurate(ppma.polyline_attention, magnitude, combine, paths=paths)
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_empty_batch(combine):
+    assert_empty_batches_work(ppma.polyline_attention, combine=combine)
 
 
 @pytest.mark.slow

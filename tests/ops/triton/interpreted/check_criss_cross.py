@@ -4,7 +4,15 @@ import sys
 
 import pytest
 import torch
-from triton_cases import HALF, PATHS, assert_kernels_accurate, assert_saturated_accurate, attention_inputs
+from triton_cases import (
+    HALF,
+    PATHS,
+    assert_empty_batches_work,
+    assert_kernels_accurate,
+    assert_large_logits_accurate,
+    assert_saturated_accurate,
+    attention_inputs,
+)
 
 import ppma
 import ppma.ops.backends.triton
@@ -30,6 +38,25 @@ def test_long_lines(combine, dtype, monkeypatch):
 def test_large_scores_with_strong_decays(combine):
     inputs = attention_inputs((3, 3), scale=50.0)
     assert_saturated_accurate(ppma.criss_cross_attention, inputs, combine=combine)
+
+
+@pytest.mark.parametrize("magnitude", [1e8])
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_large_logits(combine, magnitude):
+    assert_large_logits_accurate(ppma.criss_cross_attention, magnitude, combine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("magnitude", [1.0, 10.0, 1e3, 1e4, 1e6, 1e8])
+@pytest.mark.parametrize("paths", PATHS)
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_large_logits_in_every_combination(combine, paths, magnitude):
+    assert_large_logits_accurate(ppma.criss_cross_attention, magnitude, combine, paths=paths)
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_empty_batch(combine):
+    assert_empty_batches_work(ppma.criss_cross_attention, combine=combine)
 
 
 @pytest.mark.slow

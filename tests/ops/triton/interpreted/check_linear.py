@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from triton_cases import HALF, PATHS, assert_kernels_accurate, attention_inputs
+from triton_cases import HALF, PATHS, assert_empty_batches_work, assert_kernels_accurate, attention_inputs
 
 import ppma
 import ppma.ops.backends.triton
@@ -43,6 +43,12 @@ def test_states_of_several_tiles_across(monkeypatch):
 def test_decomposed_attention():
     s1, s2, v, log_alpha, log_beta = attention_inputs((3, 4), d=5, dv=7)
     assert_kernels_accurate(ppma.decomposed_attention, [s1.abs(), s2.abs(), v, log_alpha, log_beta])
+
+
+def test_empty_batch(monkeypatch):
+    assert_empty_batches_work(ppma.linear_attention)
+    monkeypatch.setattr(linear, "BAND_ROWS", 1)
+    assert_empty_batches_work(ppma.linear_attention)
 
 
 @pytest.mark.slow

@@ -63,6 +63,32 @@ def test_layout_of_results():
     assert all(tensor.movedim(1, -2).is_contiguous() for tensor in (out, *grads))
 
 
+def test_nan_in_a_log_decay_shows():
+    q, k, v, log_alpha, log_beta = attention_inputs((2, 3))
+    log_alpha[..., 0, 2] = torch.nan
+    for function in (ppma.polyline_attention, ppma.criss_cross_attention, ppma.linear_attention):
+        assert function(q, k, v, log_alpha, log_beta, backend="triton").isnan().any()
+
+
+@pytest.mark.parametrize("function", [ppma.polyline_attention, ppma.criss_cross_attention, ppma.linear_attention])
+def test_heads_too_wide_are_left_to_torch_in_both_passes(function):
+    """What the forward pass of one backend saved is nothing for the backward pass of another."""
+    inputs = attention_inputs((2, 3), d=130)
+    with pytest.raises(ppma.BackendUnavailableError, match="up to 128 channels, not 130"):
+        backward_of(function, inputs)
+
+
+def backward_of(function, inputs):
+    """The Triton backward pass alone, with what the torch backend saved."""
+    grad = torch.ones_like(inputs[2])
+    if function is ppma.linear_attention:
+        return torch.ops.ppma.linear_attention_backward(grad, *inputs, "2d", "triton")
+    if function is ppma.criss_cross_attention:
+        return torch.ops.ppma.criss_cross_attention_backward(grad, *inputs, *SOFTMAX)
+    saved = torch.ops.ppma.polyline_attention(*inputs, *SOFTMAX[:-1], "torch")
+    return torch.ops.ppma.polyline_attention_backward(grad, *inputs, *saved, *SOFTMAX)
+
+
 def test_refusals():
     inputs = attention_inputs((2, 3), torch.float64)
     with pytest.raises(ppma.BackendUnavailableError, match="float16, bfloat16 and float32"):

@@ -4,7 +4,14 @@ import functools
 
 import torch
 
-from ppma.testing import assert_accurate, outputs_and_gradients, random_log_decay
+from ppma.testing import (
+    assert_accurate,
+    assert_no_worse,
+    exact_logits,
+    outputs_and_gradients,
+    random_log_decay,
+    saturated_logits,
+)
 
 PATHS = ["v2h", "h2v", "2d"]
 HALF = [torch.float16, torch.bfloat16]
@@ -50,6 +57,26 @@ def both_ways(function, inputs, options):
 def assert_kernels_accurate(function, inputs, roundings=ROUNDINGS, **options):
     """Output and gradients agree with the exact ones within the derived budget."""
     assert_accurate(*both_ways(function, inputs, options), inputs, roundings)
+
+
+def assert_large_logits_accurate(function, magnitude, combine, **options):
+    """Within a factor of 4 of PyTorch, where logits are exact and where one key outweighs all others."""
+    triton, other = (
+        functools.partial(function, combine=combine, scale=1.0, backend=backend, **options)
+        for backend in ("triton", "torch")
+    )
+    for kind in (exact_logits, saturated_logits):
+        inputs = kind(magnitude, (4, 5), batch=(1, 2))
+        assert_no_worse(triton, other, other, inputs, rounded=[2] if kind is exact_logits else None)
+
+
+def assert_empty_batches_work(function, **options):
+    for batch in ((0, 2), (2, 0)):
+        shapes = [(*batch, 2, 3, 4)] * 3 + [(*batch, 2, 3)] * 2
+        tensors = [torch.zeros(shape) for shape in shapes]
+        out, *grads = outputs_and_gradients(functools.partial(function, backend="triton", **options), tensors)
+        assert out.shape == shapes[2]
+        assert [grad.shape for grad in grads] == shapes
 
 
 def assert_saturated_accurate(function, inputs, **options):

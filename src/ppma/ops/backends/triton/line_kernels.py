@@ -138,7 +138,7 @@ def line_backward(
         log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
         if MODE == "logit":
             scores += with_cuts(log_mask)
-        softmax = softmax_again(scores, peak, inverse, other_inside[None, :])
+        softmax = softmax_again(scores, peak, inverse, inside[:, None] & other_inside[None, :])
         weights = softmax
         if MODE == "hadamard":
             weights *= tl.exp2(log_mask)

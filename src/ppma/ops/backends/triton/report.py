@@ -6,21 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.triton.attention import attention, attention_backward
-from ppma.ops.backends.triton.criss_cross import criss_cross, criss_cross_backward
+from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.triton.launch import Launch, recording
-from ppma.ops.backends.triton.linear import BAND_ROWS, linear, linear_backward
-from ppma.ops.backends.triton.scan import LONGEST_CHUNK, scan, scan_backward
+from ppma.ops.backends.triton.linear import BAND_ROWS, linear_attention, linear_attention_backward
+from ppma.ops.backends.triton.scan import LONGEST_CHUNK, polyline_scan, polyline_scan_backward
 from ppma.ops.backends.triton.targets import Resources, compile_for, resources
 from ppma.ops.backends.triton.work import Work, work_of
-from ppma.ops.options import Combine
+from ppma.ops.options import AttentionOptions, Combine
 
 
 def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dtype: torch.dtype) -> list[Tensor]:
     """q, k, v as views of a packed projection, and two log-decays, without memory."""
     packed = torch.empty((batch, height, width, 3, heads, d), dtype=dtype, device="meta")
     q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
-    decays = torch.empty((2, batch, heads, height, width), device="meta")
+    decays = torch.empty((2, batch, heads, height, width), dtype=torch.float32, device="meta")
     return [q, k, v, *decays]
 
 
@@ -28,35 +28,35 @@ def record_scan(tensors: list[Tensor], combine: Combine, backward: bool) -> None
     """Both paths of a scan of v."""
     _, _, x, log_alpha, log_beta = tensors
     if backward:
-        scan_backward(x, x, [log_beta, log_alpha], "both")
+        polyline_scan_backward(x, x, [log_beta, log_alpha], "both")
     else:
-        scan(x, [log_beta, log_alpha], "both")
+        polyline_scan(x, [log_beta, log_alpha], "both")
 
 
 def record_attention(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
-    """Vanilla attention, both paths."""
+    """Full attention, both paths."""
     with recording():  # the backward needs the shapes of the results only
-        out, stats, first = attention(*tensors, combine, "2d", 1.0)
+        out, stats, first = polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
     if backward:
-        attention_backward(out, *tensors, out, stats, first, combine, "2d", 1.0)
+        polyline_attention_backward(out, *tensors, out, stats, first, AttentionOptions(combine, "2d", 1.0))
     else:
-        attention(*tensors, combine, "2d", 1.0)
+        polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
 
 
 def record_criss_cross(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
     """Criss-cross attention, both paths."""
     if backward:
-        criss_cross_backward(tensors[2], *tensors, combine, "2d", 1.0)
+        criss_cross_attention_backward(tensors[2], *tensors, AttentionOptions(combine, "2d", 1.0))
     else:
-        criss_cross(*tensors, combine, "2d", 1.0)
+        criss_cross_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
 
 
 def record_linear(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
     """Linear attention, both paths."""
     if backward:
-        linear_backward(tensors[2], *tensors, "2d")
+        linear_attention_backward(tensors[2], *tensors, "2d")
     else:
-        linear(*tensors, "2d")
+        linear_attention(*tensors, "2d")
 
 
 Recorder = Callable[[list[Tensor], str, bool], None]
