@@ -344,7 +344,8 @@ def run(operator: str, tensors: Sequence[Tensor], *options: Any) -> Tensor:
         Its (first) output.
     """
     call = _Call(operator, options)
-    plain = torch.compiler.is_compiling() or not _differentiated(tensors)
+    captured = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    plain = captured or not _differentiated(tensors)
     return (call.forward(*tensors) if plain else _Operator.apply(call, *tensors))[0]
 
 
