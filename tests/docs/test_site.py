@@ -1,7 +1,6 @@
 """Every page is in the navigation, and what pages and README name exists: links, files, commands, options, names."""
 
 import argparse
-import importlib
 import itertools
 import pkgutil
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ppma.cli import COMMANDS
+from ppma_cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -55,7 +54,7 @@ def subcommands_of(parser):
 
 def parser_of(command):
     parser = argparse.ArgumentParser()
-    getattr(importlib.import_module(COMMANDS[command].module), COMMANDS[command].arguments)(parser)
+    COMMANDS[command].add_arguments(parser)
     return parser
 
 

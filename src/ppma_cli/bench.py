@@ -6,18 +6,18 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ppma.bench.report import MALLOC, Report, environment
-from ppma.models import CONFIGS
-from ppma.ops import checks
-from ppma.outputs import check_target
+if TYPE_CHECKING:
+    from ppma.bench.report import Report
+
+HELP = "measure, and compare with another implementation"
 
 SUITES = ("ops", "models", "scaling", "floor", "against")
 _LARGEST_BATCH, _LARGEST_SIZE, _MOST_ROUNDS = 1 << 16, 1 << 14, 1 << 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("other", nargs="?", help="against: FILE.py:callable, another implementation")
     parser.add_argument("--device", default="cpu", help="cuda: the GPU kernels beside PyTorch, without a suite")
@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"suite: expected none with --device {args.device}, got {args.suite!r}")
     if args.suite == "against" and args.other is None:
         raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
-    _check_options(args)
+    _check_numbers(args)
+    from ppma.bench.report import environment
+
+    _check_names(args)
     _settle_malloc()
     reports = _reports(args)
     where = environment()
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options(args: argparse.Namespace) -> None:
+def _check_numbers(args: argparse.Namespace) -> None:
     if args.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", args.device):
         raise ValueError(f"--device: expected cpu, cuda or cuda:N, got {args.device!r}")
     limits = {"batch": _LARGEST_BATCH, "size": _LARGEST_SIZE, "rounds": _MOST_ROUNDS}
@@ -59,43 +62,41 @@ def _check_options(args: argparse.Namespace) -> None:
         value = getattr(args, option)
         if value is not None and not 1 <= value <= most:
             raise ValueError(f"--{option}: expected 1 to {most}, got {value}")
+
+
+def _check_names(args: argparse.Namespace) -> None:
+    from ppma.bench.against import OPERATORS
+    from ppma.models import CONFIGS
+    from ppma.ops import checks
+    from ppma.outputs import check_target
+
     if args.suite in ("models", "floor", "against"):
         checks.one_of("--model", args.model, CONFIGS)
     if args.suite == "models" and not args.model.startswith("ppma_"):
         raise ValueError(f"--model: expected a PPMA model, beside which RMT stands anyway, got {args.model!r}")
     if args.operator is not None:
-        from ppma.bench.against import OPERATORS
-
         checks.one_of("--operator", args.operator, OPERATORS)
     if args.json is not None:
         check_target("--json", args.json)
 
 
-def _reports(args: argparse.Namespace) -> list[Report]:
+def _reports(args: argparse.Namespace) -> "list[Report]":
+    from ppma.bench import against, floor, models, ops, scaling
+
     rounds = {} if args.rounds is None else {"rounds": args.rounds}
     sizes = {"batch": args.batch, "size": args.size}
     if args.device != "cpu":
-        from ppma.bench import gpu
+        from ppma.bench import gpu  # which needs Triton
 
         return gpu.run(args.device, **rounds)
     if args.suite == "ops":
-        from ppma.bench import ops
-
         return ops.suite(**rounds)
     if args.suite == "scaling":
-        from ppma.bench import scaling
-
         return scaling.suite(**rounds)
     if args.suite == "floor":
-        from ppma.bench import floor
-
         return floor.suite(args.model, **sizes, **rounds)
     if args.suite == "models":
-        from ppma.bench import models
-
         return models.suite(args.model, **sizes, **rounds)
-    from ppma.bench import against
-
     other = against.load(args.other)
     if args.operator:
         return [against.compare_operator(other, args.operator, rounds=args.rounds or 9)]
@@ -104,10 +105,7 @@ def _reports(args: argparse.Namespace) -> list[Report]:
 
 def _settle_malloc() -> None:
     """Start this command again with fixed malloc thresholds, which glibc reads only when a process starts."""
+    from ppma.bench.report import MALLOC
+
     if sys.platform == "linux" and not all(name in os.environ for name in MALLOC):
-        os.execve(sys.executable, [sys.executable, *_command()], {**MALLOC, **os.environ})
-
-
-def _command() -> list[str]:
-    """The arguments that started this process, as the interpreter takes them."""
-    return sys.orig_argv[1:]
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**MALLOC, **os.environ})

@@ -4,35 +4,38 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
+from ppma_cli import choices
+from ppma_cli.model_options import add_changes, backbone, check_image_size, is_file_name, model_changes
 
-from ppma.models import export as exporting
-from ppma.models import files
-from ppma.models.commands import backbone, check_image_size, is_file_name, model_arguments, model_changes
-from ppma.models.export import StageFeatures
-from ppma.outputs import check_target
+if TYPE_CHECKING:
+    from torch import nn
+
+HELP = "write a model as ONNX or as a torch.export program"
 
 _AGREEMENT = 1e-3  # more than float32 can explain
 _SUFFIXES = (".onnx", ".pt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "model", metavar="MODEL", help="a registered name or a weight file, of a segmentation model too"
     )
     parser.add_argument("target", metavar="OUT", help="OUT.onnx, or OUT.pt2 for a torch.export program")
-    model_arguments(parser)
+    add_changes(parser)
     parser.add_argument(
         "--static", action="store_true", help="fix batch 1, height and width instead of leaving them open"
     )
     parser.add_argument("--backbone-only", action="store_true", help="the features of every stage, without any head")
-    parser.add_argument("--opset", type=int, default=exporting.OPSET, help="of ONNX (default: %(default)s)")
+    parser.add_argument("--opset", type=int, default=choices.OPSET, help="of ONNX (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export a model and compare the file with it."""
+    from ppma.models import export as exporting
+    from ppma.outputs import check_target
+
     target = check_target("OUT", arguments.target, _SUFFIXES)
     if target.suffix == ".onnx":
         _check_onnx(arguments.opset)
@@ -65,11 +68,16 @@ def _check_onnx(opset: int) -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'ppma[export]'")
+    from ppma.models import export as exporting
+
     exporting.check_opset(opset)
 
 
-def _subject(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, str]]:
+def _subject(arguments: argparse.Namespace) -> tuple["nn.Module", dict[str, str]]:
     """What is exported, and its outputs: names, and descriptions."""
+    from ppma.models import files
+    from ppma.models.export import StageFeatures
+
     name = arguments.model
     around = files.larger_model(name) if is_file_name(name) else None
     if arguments.backbone_only:
@@ -87,7 +95,8 @@ def _subject(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, str]]:
     return model, {"logits": "class scores" if model.num_classes else "features"}
 
 
-def _segmenter(path: Path, arguments: argparse.Namespace) -> nn.Module:
+def _segmenter(path: Path, arguments: argparse.Namespace) -> "nn.Module":
+    from ppma.models import files
     from ppma.tasks.segmentation.model import MainScores
     from ppma.tasks.segmentation.weights import load_segmenter
 

@@ -1,6 +1,8 @@
-"""The command that writes data."""
+"""`ppma data`: write a data set."""
 
 import argparse
+
+HELP = "write a data set: scenes of digits for detection and segmentation"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
