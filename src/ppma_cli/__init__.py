@@ -26,6 +26,7 @@ from ppma_cli import (
     info,
     kernels,
     predict,
+    recipes,
     settings,
     train,
 )
@@ -33,6 +34,7 @@ from ppma_cli import (
 COMMANDS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
+        recipes,
         train,
         eval,
         predict,

@@ -11,7 +11,11 @@ HELP = "compare the masks: train each with several seeds, one table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, for example configs/digits_ablation.yaml")
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a name (`ppma recipes` lists them), for example digits_ablation, or a YAML file",
+    )
     parser.add_argument("--masks", default=",".join(choices.MASKS), help="comma-separated (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="runs for each mask")
     parser.add_argument("--out", help="folder of the runs and the table (default: runs/ and the name of the recipe)")

@@ -22,5 +22,5 @@ def run(arguments: argparse.Namespace) -> int:
     write_scenes(out, train=arguments.train, val=arguments.val, size=arguments.size, seed=arguments.seed)
     print(f"{out}: {arguments.train} training and {arguments.val} held-out scenes; now, for example:")
     for recipe in ("scenes_maskrcnn_nano", "scenes_upernet_nano"):
-        print(f"  ppma train configs/{recipe}.yaml --set data.root={out}")
+        print(f"  ppma train {recipe} data.root={out}")
     return 0

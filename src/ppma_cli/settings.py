@@ -32,7 +32,7 @@ def collect(arguments: argparse.Namespace, unknown: list[str]) -> list[str]:
     words = [*arguments.assignments, *unknown]
     subject = next((name for name in ("recipe", "checkpoint") if name in arguments), None)
     others = [word for word in words if not _ASSIGNMENT.match(word)]
-    if subject and others and _ASSIGNMENT.match(getattr(arguments, subject)):
+    if subject and others and _ASSIGNMENT.match(getattr(arguments, subject) or ""):
         words[words.index(others[0])] = getattr(arguments, subject)
         setattr(arguments, subject, others.pop(0))
     for word in others:

@@ -10,7 +10,9 @@ HELP = "train a model from a recipe; resumes, and runs under torchrun"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, for example configs/digits_nano.yaml")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a name (`ppma recipes` lists them), for example digits_nano, or a YAML file"
+    )
     parser.add_argument("--out", help="folder of the run (default: runs/ and the name of the recipe)")
     parser.add_argument(
         "--resume", default="none", metavar="auto|PATH", help="continue the run in --out, or from a checkpoint"

@@ -67,7 +67,7 @@ def test_both_layouts_are_written_and_say_the_same(tmp_path, capsys):
     out = tmp_path / "scenes"
     command = ["data", "scenes", "--out", str(out), "--train", "3", "--val", "2", "--size", "64"]
     assert main(command) == 0
-    assert f"ppma train configs/scenes_maskrcnn_nano.yaml --set data.root={out}" in capsys.readouterr().out
+    assert f"ppma train scenes_maskrcnn_nano data.root={out}" in capsys.readouterr().out
     assert (out / "classes.txt").read_text().split() == list(SEMANTIC_CLASSES)
     for split, coco_name, ade_name, count in (
         ("train", "train2017", "training", 3),

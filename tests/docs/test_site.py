@@ -72,7 +72,7 @@ def test_relative_links_and_pictures_exist(page):
 
 @by_page
 def test_files_named_on_the_page_exist(page):
-    for name in re.findall(r"\b(?:src|tests|docs|examples|configs)/[\w./{},*-]*\w", page.read_text()):
+    for name in re.findall(r"\b(?:src|tests|docs|examples)/[\w./{},*-]*\w", page.read_text()):
         choices = [part.split(",") for part in re.findall(r"\{(.*?)\}", name)]
         template = re.sub(r"\{.*?\}", "{}", name)
         for chosen in itertools.product(*choices):

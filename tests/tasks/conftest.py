@@ -15,7 +15,7 @@ def digits_run(tmp_path_factory):
     """The folder of a finished short run on the digits, by the command line."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     settings = [part for setting in SHORT for part in ("--set", setting)]
-    assert main(["train", "configs/digits_nano.yaml", "--out", str(out), *settings]) == 0
+    assert main(["train", "digits_nano", "--out", str(out), *settings]) == 0
     return out
 
 

@@ -80,7 +80,7 @@ def test_predict(digits_run, tmp_path, capsys):
 def test_resume_by_the_command_line(tmp_path, capsys):
     command = [
         "train",
-        "configs/digits_nano.yaml",
+        "digits_nano",
         "--out",
         str(tmp_path),
         *settings(*SHORT, "data.train_fraction=0.1"),
@@ -110,7 +110,7 @@ def test_fine_tuning_on_a_folder_with_a_broken_image(digits_run, folder, tmp_pat
         f"data.root={folder}", f"init={digits_run}/best.safetensors", "data.image_size=32", "epochs=2", "batch_size=8",
         "workers=0", "eval_epochs=2", "data.crop_pct=1.0",
     )  # fmt: skip
-    assert main(["train", "configs/folder_finetune.yaml", "--out", str(out), *changes]) == 0
+    assert main(["train", "folder_finetune", "--out", str(out), *changes]) == 0
     shown = capsys.readouterr().err
     assert "other classes than the data's, so the last layer is new" in shown
     assert "skipped: " in shown
@@ -119,7 +119,7 @@ def test_fine_tuning_on_a_folder_with_a_broken_image(digits_run, folder, tmp_pat
     assert summary["broken_samples"] == 1
     assert summary["val_count"] == 6
     assert load_classifier(out / "best.safetensors")[1].classes == ("one", "two", "zero")
-    again = ["train", "configs/folder_finetune.yaml", "--out", str(tmp_path / "b"), *changes, "--set", "max_broken=0"]
+    again = ["train", "folder_finetune", "--out", str(tmp_path / "b"), *changes, "--set", "max_broken=0"]
     assert main(again) == 1
     assert "more than max_broken = 0" in capsys.readouterr().err
 
@@ -130,7 +130,7 @@ def test_the_imagenet_recipe_takes_steps(folder, tmp_path):
         *(f"data.root={folder}", "data.image_size=64", "batch_size=4", "workers=1"),
         *("model=ppma_nano", "epochs=null", "steps=2", "log_steps=1"),
     )
-    summary = train("configs/imagenet_ppma_tiny.yaml", tmp_path / "run", assignments=changes, tensorboard=False)
+    summary = train("imagenet_ppma_tiny", tmp_path / "run", assignments=changes, tensorboard=False)
     assert summary["val_count"] == 6
     rows = read_rows(tmp_path / "run" / "metrics.csv")
     assert all(np.isfinite(row["train_loss"]) for row in rows)
@@ -142,7 +142,7 @@ def test_splits_with_other_classes_are_an_error(folder, tmp_path):
     (folder / "val" / "one" / "8.png").rename(folder / "val" / "three" / "8.png")
     changes = [f"data.root={folder}", "model=ppma_nano", "data.image_size=32"]
     with pytest.raises(ValueError, match=r"split 'val' has 4 and the training data 3: 1 not expected \(three\)"):
-        train("configs/folder_finetune.yaml", tmp_path / "run", assignments=changes)
+        train("folder_finetune", tmp_path / "run", assignments=changes)
 
 
 def test_a_few_images_are_learned_by_heart(tmp_path):
@@ -152,7 +152,7 @@ def test_a_few_images_are_learned_by_heart(tmp_path):
         *("ema=null", "label_smoothing=0", "model_args.drop_path_rate=0"),
         *("schedule.name=constant", "schedule.warmup_epochs=0"),
     )
-    train("configs/digits_nano.yaml", tmp_path, assignments=changes, tensorboard=False)
+    train("digits_nano", tmp_path, assignments=changes, tensorboard=False)
     losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
     assert losses[0] > 1.5
     assert losses[-1] < 0.25
@@ -161,7 +161,7 @@ def test_a_few_images_are_learned_by_heart(tmp_path):
 @pytest.mark.usefixtures("_quick_timing")
 def test_ablation(tmp_path, capsys):
     changes = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
-    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
+    command = ["ablate", "digits_ablation", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
     assert main([*command, *changes]) == 0
     table = capsys.readouterr().out
     assert "| none | 915,194 |" in table
@@ -174,7 +174,7 @@ def test_ablation(tmp_path, capsys):
     assert set(PAPER) == set(ppma.masks.KINDS)
     assert main([*command, *changes, "lr=0.1"]) == 2  # not what these runs were trained with
     assert "was trained with another configuration (lr: 0.0015 -> 0.1)" in capsys.readouterr().err
-    assert main(["ablate", "configs/digits_ablation.yaml", "--masks", "2dd"]) == 2
+    assert main(["ablate", "digits_ablation", "--masks", "2dd"]) == 2
     assert "did you mean '2d'?" in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ ABLATION = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "d
 @pytest.mark.usefixtures("_quick_timing")
 def test_ablation_of_a_users_own_mask(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.KINDS["2d"])
-    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "own", "--seeds", "1", "--out", str(tmp_path)]
+    command = ["ablate", "digits_ablation", "--masks", "own", "--seeds", "1", "--out", str(tmp_path)]
     assert main([*command, *ABLATION]) == 0
     assert "| own | 915,718 |" in capsys.readouterr().out
     (row,) = (line for line in (tmp_path / "ablation.md").read_text().splitlines() if line.startswith("| own"))
@@ -202,7 +202,7 @@ def test_ablation_checks_every_mask_before_it_trains(tmp_path, capsys, monkeypat
         raise ValueError("own mask: expected a square grid")
 
     monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.MaskKind(learned=2, build=broken))
-    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "2d,own", "--seeds", "1", "--out", str(tmp_path)]
+    command = ["ablate", "digits_ablation", "--masks", "2d,own", "--seeds", "1", "--out", str(tmp_path)]
     assert main([*command, *ABLATION]) == 2
     assert "own mask: expected a square grid" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -212,7 +212,7 @@ def test_ablation_checks_every_mask_before_it_trains(tmp_path, capsys, monkeypat
 def test_ablation_keeps_what_is_finished_when_a_run_fails(tmp_path, capsys):
     (tmp_path / "2d" / "seed0").mkdir(parents=True)
     (tmp_path / "2d" / "seed0" / "best.safetensors").write_bytes(b"somebody's work")
-    command = ["ablate", "configs/digits_ablation.yaml", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
+    command = ["ablate", "digits_ablation", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
     assert main([*command, *ABLATION]) == 2
     shown = capsys.readouterr()
     assert "| none | 915,194 |" in shown.out
@@ -223,7 +223,7 @@ def test_ablation_keeps_what_is_finished_when_a_run_fails(tmp_path, capsys):
 
 def test_equal_runs_write_equal_files(tmp_path):
     for name in ("a", "b"):
-        train("configs/digits_nano.yaml", tmp_path / name, assignments=[*SHORT, "data.train_fraction=0.02"])
+        train("digits_nano", tmp_path / name, assignments=[*SHORT, "data.train_fraction=0.02"])
     for name in ("best.safetensors", "last.safetensors", "config.yaml"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     timed = ("seconds", "samples_per_second", "val_per_second", "last")
@@ -290,7 +290,7 @@ def test_resume_with_another_model_is_one_line(digits_run, capsys):
 def test_eval_refuses_settings_that_nothing_reads(digits_run, capsys):
     checkpoint = str(digits_run / "best.safetensors")
     assert main(["eval", checkpoint, "--data", "digits", "--set", "lr=1"]) == 2
-    assert "--set: expected a configuration file to change as --data, got 'digits'" in capsys.readouterr().err
+    assert "--set: expected a recipe to change as --data, got 'digits'" in capsys.readouterr().err
     assert main(["eval", checkpoint, "--data", "digits", "--batch-size", "0"]) == 2
     assert "batch_size: expected at least 1, got 0" in capsys.readouterr().err
 
@@ -346,5 +346,5 @@ def test_fine_tuning_120_images_evaluates_what_it_learned(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_command_under_torchrun(tmp_path):
-    summary = summary_under_torchrun("configs/digits_nano.yaml", tmp_path, SHORT)
+    summary = summary_under_torchrun("digits_nano", tmp_path, SHORT)
     assert (summary["processes"], summary["val_count"]) == (2, 180)

@@ -25,7 +25,7 @@ from ppma.tasks.detection.task import load_detector
 from ppma.tasks.run import train
 from ppma_cli import main
 
-RECIPE = "configs/scenes_maskrcnn_nano.yaml"
+RECIPE = "scenes_maskrcnn_nano"
 QUICK = (*SHORT_DENSE, *SMALL_DETECTOR, "augment.short_sides=[64]", "detector.short_side=64", "checkpoint_steps=2")
 
 
@@ -130,7 +130,7 @@ def test_eval_repeats_what_training_measured(run, scenes, capsys):
         assert measured[name] == pytest.approx(recorded[f"val_{name}"], abs=1e-3)
     assert main(["eval", checkpoint, "--data", str(run / "config.yaml"), "--split", "train2017"]) == 0
     assert "box_AP" in capsys.readouterr().out
-    assert main(["eval", checkpoint, "--data", "configs/digits_nano.yaml"]) == 2
+    assert main(["eval", checkpoint, "--data", "digits_nano"]) == 2
     assert "expected a detection, as the checkpoint is, got classification" in capsys.readouterr().err
 
 

@@ -31,7 +31,7 @@ from ppma.tasks.segmentation.testing import TestConfig, probabilities, slide, wi
 from ppma.tasks.segmentation.weights import load_segmenter
 from ppma_cli import main
 
-RECIPE = "configs/scenes_upernet_nano.yaml"
+RECIPE = "scenes_upernet_nano"
 QUICK = (
     *SHORT_DENSE,
     *SMALL_DECODER,
@@ -162,7 +162,7 @@ def test_eval_repeats_what_training_measured(run, scenes, capsys):
     assert main([*command, *settings("test.scales=[0.5,1.0]", "test.flip=true", "test.mode=slide")]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == 3
     assert main(["eval", str(run / "best.safetensors"), "--data", "nowhere"]) == 2
-    assert "data: expected a configuration file or a folder, got 'nowhere'" in capsys.readouterr().err
+    assert "data: expected a recipe or a folder, got 'nowhere'" in capsys.readouterr().err
 
 
 def test_predict_draws_a_map_with_its_legend(run, scenes, tmp_path, capsys):
