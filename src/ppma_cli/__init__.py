@@ -55,9 +55,10 @@ COMMANDS: dict[str, ModuleType] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a user's mistake is one line on stderr and exit code 2, a run that failed is one line and 1."""
-    arguments, unknown = make_parser().parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments, unknown = make_parser().parse_known_args(words)
     name = arguments.command
-    unknown = settings.collect(arguments, unknown)
+    unknown = settings.collect(arguments, unknown, words)
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 
 _ASSIGNMENT = re.compile(r"\w[\w.-]*\s*=")  # a path such as runs/lr=1/config.yaml is none
 
@@ -21,11 +22,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def collect(arguments: argparse.Namespace, unknown: list[str]) -> list[str]:
+def collect(arguments: argparse.Namespace, unknown: list[str], argv: Sequence[str]) -> list[str]:
     """Sort the words of a parsed command; returns the words that it does not take.
 
     argparse hands back positional words that follow an option, and takes a setting for the recipe where `--set a=1 b=2`
-    comes first.
+    comes first. Settings are put in the order of `argv`, since the last one of a key counts.
     """
     if "assignments" not in arguments or any(word.startswith("-") for word in unknown):
         return unknown
@@ -37,7 +38,8 @@ def collect(arguments: argparse.Namespace, unknown: list[str]) -> list[str]:
         setattr(arguments, subject, others.pop(0))
     for word in others:
         arguments.parser.error(f"settings: expected key=value, got {word!r}")
-    arguments.assignments = words
+    position = {re.sub("^--[a-z]+=", "", word): index for index, word in enumerate(argv)}
+    arguments.assignments = sorted(words, key=lambda word: position[word])
     return []
 
 

@@ -85,6 +85,27 @@ def test_settings_stand_together_or_alone_before_or_behind_the_file(argv, monkey
     assert seen[0].assignments == ["lr=1", "data.root=a=b"]
 
 
+def test_last_setting_of_a_key_counts(monkeypatch):
+    seen = []
+    monkeypatch.setattr(ppma_cli.train, "run", lambda arguments: seen.append(arguments) or 0)
+    for argv in (
+        ["c.yaml", "--set", "lr=0", "lr=1", "--out", "runs", "--set", "lr=2"],
+        ["c.yaml", "lr=2", "--out", "runs", "lr=1", "--set=lr=2"],
+        ["--set", "lr=0", "lr=1", "c.yaml", "--out", "runs", "lr=2"],
+        ["c.yaml", "--set", "lr=1", "--out", "runs", "lr=2"],
+    ):
+        assert main(["train", *argv]) == 0
+        assert seen[-1].recipe == "c.yaml"
+        assert seen[-1].assignments[-1] == "lr=2"
+
+
+def test_settings_without_a_value_are_named(capsys):
+    for argv in (["--set", "lr"], ["lr"], ["--out", "runs", "lr"]):
+        with pytest.raises(SystemExit):
+            main(["train", "digits_nano", *argv])
+        assert "expected key=value, got 'lr'" in capsys.readouterr().err
+
+
 def test_settings_of_a_path_with_an_equals_sign(monkeypatch):
     seen = []
     monkeypatch.setattr(ppma_cli.eval, "run", lambda arguments: seen.append(arguments) or 0)

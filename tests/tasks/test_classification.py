@@ -266,7 +266,6 @@ def test_files_that_are_no_recipe_are_one_line(tmp_path, capsys, command, conten
         ("model_args=3", "model_args: expected a mapping, got 3"),
         ("model.depths=3", "model: expected text, got {'depths': 3}"),
         ("lr=", "lr: expected a number, got None"),
-        ("lr", "--set: expected key=value, got 'lr'"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(tmp_path, capsys, setting, message):
