@@ -15,6 +15,7 @@ from types import ModuleType
 from ppma_cli import (
     ablate,
     bench,
+    completion,
     convert,
     data,
     demo,
@@ -82,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="ppma", description="Polyline path masked attention: structured 2D masks for attention, exact and fast."
     )
     parser.add_argument("--version", action="version", version=f"ppma {importlib.metadata.version('ppma')}")
+    completion.add_option(parser)
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, title="commands", description="each has its own --help"
     )

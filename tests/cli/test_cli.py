@@ -154,6 +154,24 @@ def test_bugs_keep_their_traceback(monkeypatch):
         main(["example"])
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_print_completion(shell, capsys):
+    pytest.importorskip("shtab", reason="completion needs shtab: pip install 'ppma[completion]'")
+    with pytest.raises(SystemExit) as stop:
+        main(["--print-completion", shell])
+    script = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert all(name in script for name in (*COMMANDS, "receptive-field", "hilbert", "--resume"))
+
+
+def test_print_completion_without_shtab(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as stop:
+        main(["--print-completion", "bash"])
+    assert stop.value.code == 2
+    assert "needs the package 'shtab'" in capsys.readouterr().err
+
+
 def test_example_prints_the_mask(capsys):
     assert main(["example"]) == 0
     assert "a12 a13 a14 b24 b34 b44" in capsys.readouterr().out
