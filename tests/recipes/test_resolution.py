@@ -1,5 +1,6 @@
 """How recipes build on one another, from files and from the package."""
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 import ppma
+from ppma import config as configs
 from ppma import recipes
 from ppma.config import ConfigError
 from ppma.tasks.registry import load_config
@@ -110,6 +112,35 @@ def test_recipes_command_prints_what_trains_the_same(tmp_path, capsys):
     assert load_config(tmp_path / "printed.yaml") == load_config("coco_maskrcnn_ppma_tiny_3x", ["steps=7"])
     assert main(["recipes", "digits_nano", "lrr=1"]) == 2
     assert "did you mean lr?" in capsys.readouterr().err
+
+
+def test_schema_knows_every_key_of_every_recipe(capsys):
+    """And nothing else: a section without its own keys, free mappings apart, would accept any."""
+    assert main(["recipes", "--schema"]) == 0
+    by_task = {schema["title"]: schema for schema in json.loads(capsys.readouterr().out)["anyOf"]}
+
+    def check(values, schema):
+        options = schema.get("anyOf", [schema])
+        if isinstance(values, dict):
+            (section,) = (one for one in options if one.get("type") == "object")
+            if "properties" in section:
+                assert section["additionalProperties"] is False
+                for key, value in values.items():
+                    check(value, section["properties"][key])
+        elif isinstance(values, list):
+            (array,) = (one for one in options if one.get("type") == "array")
+            for value, item in zip(values, array.get("prefixItems", [array.get("items")] * len(values)), strict=True):
+                check(value, item)
+        else:
+            types = {float: "number", int: "integer", str: "string", bool: "boolean", type(None): "null"}
+            accepted = [one.get("type") for one in options]
+            words = [word for one in options for word in (*one.get("enum", ()), one.get("const"))]
+            assert types[type(values)] in accepted or values in words or (type(values) is int and "number" in accepted)
+
+    for name in recipes.names():
+        config = load_config(name)
+        check(recipes.resolve(name), by_task[config.task])
+        check(configs.to_dict(config), by_task[config.task])
 
 
 def test_recipes_are_found_in_a_zipped_package(tmp_path):

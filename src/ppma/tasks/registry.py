@@ -36,6 +36,20 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
     return configs.build(_schema(name), values, source=str(recipe))
 
 
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema of recipes, of whichever task."""
+    schemas = []
+    for task in TASKS:
+        schema = configs.json_schema(_schema(task))
+        schema["properties"] |= {
+            "task": {"const": task},
+            "base": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+            "description": {"type": "string"},
+        }
+        schemas.append({"title": task, **schema})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ppma recipe", "anyOf": schemas}
+
+
 def make_task(config: RunConfig) -> Task[Any]:
     """The task of a configuration."""
     task: type[Task[Any]] = getattr(importlib.import_module(f"ppma.tasks.{config.task}.task"), TASKS[config.task][1])
