@@ -111,9 +111,9 @@ def test_against_another_operator(tmp_path):
 def test_malloc_is_settled_before_anything_is_measured():
     """The command starts itself again with the thresholds set."""
     code = (
-        "import sys, os; from ppma.bench import command; "
+        "import sys, os; from ppma_cli import bench; "
         "os.execve = lambda path, argv, env: (print(env['MALLOC_TRIM_THRESHOLD_']), sys.exit(0)); "
-        "command._settle_malloc()"
+        "bench._settle_malloc()"
     )
     env = {k: v for k, v in os.environ.items() if k not in MALLOC}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

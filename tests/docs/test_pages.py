@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import ppma.cli
 from ppma import masks
 from ppma.models import CONFIGS
+from ppma_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 BACKBONES = (DOCS / "backbones.md").read_text()
@@ -48,7 +48,7 @@ def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def test_table_of_backbones_is_what_info_prints(capsys):
-    assert ppma.cli.main(["info"]) == 0
+    assert main(["info"]) == 0
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header[:5] == ["model", "formulation", "mask", "image", "parameters"]
     assert [row[0] for row in rows] == list(CONFIGS)

@@ -19,8 +19,8 @@ from PIL import Image
 from transcription import TINY, Architecture, random_weights
 
 import ppma
-from ppma import cli
 from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone, files
+from ppma_cli import main
 
 KINDS = ("criss_cross", "criss_cross", "full", "full")
 SMALL = BackboneConfig(
@@ -350,7 +350,7 @@ def test_every_command_refuses_in_one_line(state, tmp_path, capsys):
         ["predict", bad, image],
         ["eval", bad, "--data", "digits"],
     ):
-        assert cli.main([str(word) for word in words]) == 2
+        assert main([str(word) for word in words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "bad.safetensors: ppma_config: depths: expected a whole number" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.safetensors", "image.png"]

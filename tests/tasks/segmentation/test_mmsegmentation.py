@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 import ppma
-from ppma import cli
 from ppma.models import CheckpointError
 from ppma.tasks.registry import task_of
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.weights import load_segmenter, numbered
+from ppma_cli import main
 
 _PATH = Path(__file__).parents[2] / "models" / "transcription.py"
 _SPEC = importlib.util.spec_from_file_location("transcription_for_segmentation", _PATH)
@@ -140,5 +140,5 @@ def test_classifiers_are_no_segmenters(digits_run, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="expected a model trained for segmentation, found none"):
         load_segmenter(digits_run / "best.safetensors")
     assert task_of(digits_run / "best.safetensors") == "classification"
-    assert cli.main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2
+    assert main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2
     assert "expected a weight file" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from ppma.explore.worked_example import worked_example
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.inside import confusion_figure, look_figure
 from ppma.tasks.classification.task import collate
-from ppma.tasks.registry import find_config, load_config
+from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
 
 RECIPE = "digits_nano"
@@ -31,7 +31,7 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     Returns:
         What to tell the user at the end.
     """
-    config = load_config(find_config(RECIPE), assignments)
+    config = load_config(RECIPE, assignments)
     if not isinstance(config, ClassificationConfig):
         raise ConfigError(f"task: expected a classification, got {config.task}")
     _check_folder(out)
@@ -87,6 +87,6 @@ Try next:
 
 - ppma eval {out}/best.safetensors --data digits
 - ppma predict {out}/best.safetensors IMAGE.png
-- ppma train configs/digits_nano.yaml --out runs/rmt --set model_args.mask=rmt
-- ppma train configs/folder_finetune.yaml --set data.root=FOLDER init={out}/best.safetensors
+- ppma train digits_nano --out runs/rmt model_args.mask=rmt
+- ppma train folder_finetune data.root=FOLDER init={out}/best.safetensors
 """

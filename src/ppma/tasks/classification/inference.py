@@ -15,6 +15,7 @@ from ppma.data.images import ImageDataConfig, TransformedImages, eval_transform,
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource
 from ppma.engine.evaluation import evaluate_model
+from ppma.recipes import is_recipe
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.task import ClassificationMetrics, collate
 from ppma.tasks.registry import load_config
@@ -24,22 +25,22 @@ def find_images(data: str, *, split: str | None = None, assignments: Iterable[st
     """Held-out images from what a user calls them.
 
     Args:
-        data: a configuration file, a folder (with the split in it, or one folder for each class), or "digits".
+        data: a recipe, a folder (with the split in it, or one folder for each class), or "digits".
         split: which part; the configuration's `val_split` if None, the test part of the digits.
-        assignments: `key=value` changes of a configuration file.
+        assignments: `key=value` changes of a recipe.
     """
     path = Path(data)
-    if path.suffix in (".yaml", ".yml"):
-        config = load_config(path, assignments)
+    if is_recipe(data):
+        config = load_config(data, assignments)
         if not isinstance(config, ClassificationConfig):
-            raise ConfigError(f"{path}: expected a classification, got {config.task}")
+            raise ConfigError(f"{data}: expected a classification, got {config.task}")
         return open_images(config.data, split or config.data.test_split or config.data.val_split)
     if list(assignments):
-        raise ConfigError(f"--set: expected a configuration file to change as --data, got {data!r}")
+        raise ConfigError(f"--set: expected a recipe to change as --data, got {data!r}")
     if data == "digits":
         return open_images(ImageDataConfig(name="digits"), split or "test")
     if not path.is_dir():
-        raise ValueError(f"data: expected a configuration file, a folder or 'digits', got {data!r}")
+        raise ValueError(f"data: expected a recipe, a folder or 'digits', got {data!r}")
     wanted = [split] if split else ["val", "validation", "test"]
     inside = [name for name in wanted if (path / name).is_dir()]
     if split and not inside:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from ppma import config as configs
 from ppma.data.decoding import Report, image_files, read_images
+from ppma.recipes import is_recipe
 from ppma.tasks.dense.config import DenseConfig
 from ppma.tasks.registry import load_config
 
@@ -20,16 +21,16 @@ def data_configuration(stored: Config, data: str, assignments: Iterable[str]) ->
 
     Args:
         stored: the checkpoint's.
-        data: a configuration file, or a folder that replaces the stored one's `data.root`.
+        data: a recipe, or a folder that replaces the stored one's `data.root`.
         assignments: `key=value` changes.
     """
-    if Path(data).suffix in (".yaml", ".yml"):
+    if is_recipe(data):
         chosen = load_config(data, assignments)
         if not isinstance(chosen, type(stored)):
             raise configs.ConfigError(f"{data}: expected a {stored.task}, as the checkpoint is, got {chosen.task}")
         return chosen
     if not Path(data).is_dir():
-        raise ValueError(f"data: expected a configuration file or a folder, got {data!r}")
+        raise ValueError(f"data: expected a recipe or a folder, got {data!r}")
     values = configs.override(configs.to_dict(stored), [f"data.root={data}", *assignments])
     return configs.build(type(stored), values)
 

@@ -30,7 +30,7 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: a file of `ppma train`.
-        data: a configuration file, or a folder in COCO's layout.
+        data: a recipe, or a folder in COCO's layout.
         split: which part; `data.val_split` if None.
         assignments: `key=value` changes of the configuration.
         batch_size: for one process.

@@ -32,7 +32,7 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: a file of `ppma train`, or one in MMSegmentation's layout.
-        data: a configuration file, or a folder in ADE20K's layout.
+        data: a recipe, or a folder in ADE20K's layout.
         split: which part; `data.val_split` if None.
         assignments: `key=value` changes of the configuration, for example `test.flip=true`.
         batch_size: for one process.
