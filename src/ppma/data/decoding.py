@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from ppma.engine.task import BrokenSampleError
+from ppma.data.errors import BrokenSampleError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
 MAX_RATIO = 100  # of the sides: scaled to fit a model, a longer image would have no width left, or be enormous

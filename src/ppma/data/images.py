@@ -1,20 +1,17 @@
 """Which images a run reads and how they become tensors."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch.utils.data import Dataset
 
 from ppma.config import require
 from ppma.data import arrays, readers
+from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
 from ppma.data.source import ImageSource, Subset, stratified
-
-Transform = Callable[[Image.Image], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -121,10 +118,6 @@ def open_training_images(data: ImageDataConfig) -> ImageSource:
     return Subset(source, chosen)
 
 
-def _common(data: ImageDataConfig) -> dict[str, Any]:
-    return {"interpolation": data.interpolation, "mean": data.mean, "std": data.std}
-
-
 def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
     """Random crop, flip, colour, erasing; to a normalised (3, image_size, image_size) tensor."""
     return create_transform(
@@ -137,13 +130,10 @@ def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
         auto_augment=augment.auto_augment,
         re_prob=augment.erasing,
         re_mode=augment.erasing_mode,
-        **_common(data),
+        interpolation=data.interpolation,
+        mean=data.mean,
+        std=data.std,
     )
-
-
-def eval_transform(data: ImageDataConfig) -> Transform:
-    """Resize, centre crop; to a normalised (3, image_size, image_size) tensor."""
-    return create_transform(data.image_size, is_training=False, crop_pct=data.crop_pct, **_common(data))
 
 
 class TransformedImages(Dataset):

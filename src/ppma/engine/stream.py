@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ppma.data.errors import BrokenSampleError
 from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, TooManyBrokenError
-from ppma.engine.task import BrokenSampleError
 
 REPLACEMENTS = 20  # how often another sample is tried in place of a broken one
 

@@ -32,7 +32,7 @@ from ppma.engine.log import MetricsLog, ProgressLine, curves, format_metrics
 from ppma.engine.seeds import seed_process
 from ppma.engine.signals import StopRequest, stop_request
 from ppma.engine.stream import Batch, name_dead_workers, to_device, train_batches
-from ppma.engine.task import Task
+from ppma.engine.task import TrainingTask
 
 
 class Trainer:
@@ -52,7 +52,7 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainingTask,
         run: Path,
         world: World,
         *,
@@ -422,7 +422,7 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Measure the weights to use on the validation data, and write them where users look for them."""
         measured = self._measure("val") if "val" in self.eval_data else {}
-        value = measured.get(f"val_{self.task.best}", math.inf)
+        value = measured.get(f"val_{self.task.monitor}", math.inf)
         improved = not measured or self.best_step == 0 or value > self.best
         if improved:
             self.best, self.best_step = value, self.step

@@ -10,10 +10,10 @@ import torch
 
 from ppma import masks
 from ppma.layers.attention import ATTENTION_KINDS, FORMULATIONS
-from ppma.models import files
 from ppma.models.backbone import PolylineBackbone
-from ppma.models.checkpoint import load_checkpoint, save_checkpoint
+from ppma.models.checkpoints import Checkpoint, open_checkpoint
 from ppma.models.config import CONFIGS
+from ppma.models.loading import load_checkpoint, save_checkpoint
 from ppma.models.preprocessing import variant_name
 from ppma.models.profile import PartProfile, Profile, profile
 from ppma.ops import checks
@@ -39,10 +39,15 @@ def is_file_name(name: str) -> bool:
     return name not in CONFIGS and (Path(name).exists() or Path(name).suffix != "" or Path(name).name != name)
 
 
-def backbone(name: str, arguments: argparse.Namespace, device: str = "cpu") -> PolylineBackbone:
-    """A model by its name, new on this device, or from a weight file; with what the arguments change."""
+def open_model(name: str) -> str | Checkpoint:
+    """The weight file that MODEL names, opened, or else the name."""
+    return open_checkpoint(name) if is_file_name(name) else name
+
+
+def backbone(name: str | Checkpoint, arguments: argparse.Namespace, device: str = "cpu") -> PolylineBackbone:
+    """A model by its name, new on this device, or from an open weight file; with what the arguments change."""
     changes = model_changes(arguments)
-    if is_file_name(name):
+    if isinstance(name, Checkpoint):
         return load_checkpoint(name, **changes)
     checks.one_of("MODEL", name, CONFIGS)
     with torch.device(device):
@@ -82,7 +87,8 @@ def info(arguments: argparse.Namespace) -> int:
     names = [arguments.model] if arguments.model else list(CONFIGS)
     size = check_image_size(arguments.size) if arguments.size else None
     # costs follow from shapes; weights would only take time to initialise
-    models = {name: backbone(name, arguments, device="meta") for name in names}
+    opened = {name: open_model(name) for name in names}
+    models = {name: backbone(opened[name], arguments, device="meta") for name in names}
     profiles = {name: profile(model, size) for name, model in models.items()}
     if arguments.json:
         documents = [
@@ -91,7 +97,7 @@ def info(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(documents[0] if arguments.model else documents, indent=2))
     elif arguments.model:
-        if inside := _larger_model(arguments.model):
+        if inside := _larger_model(opened[arguments.model]):
             print(f"the backbone of {inside}; its heads are not counted")
         print(_describe(models[arguments.model], profiles[arguments.model]))
     else:
@@ -99,12 +105,9 @@ def info(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _larger_model(name: str) -> str | None:
+def _larger_model(opened: str | Checkpoint) -> str | None:
     """What a file holds beside a backbone, if it does."""
-    if not is_file_name(name):
-        return None
-    kind = files.larger_model(name)
-    return f"a {kind} model" if kind else None
+    return f"a {opened.task} model" if isinstance(opened, Checkpoint) and opened.larger else None
 
 
 _COSTS = ("parameters", "GFLOPs", "M activations")
@@ -151,12 +154,13 @@ def convert(arguments: argparse.Namespace) -> int:
     overrides = {
         option: getattr(arguments, option) for option in ("mask", "kinds") if getattr(arguments, option) is not None
     }
-    model = load_checkpoint(arguments.source, ema=arguments.ema, **overrides)
+    source = open_checkpoint(arguments.source)
+    model = load_checkpoint(source, ema=arguments.ema, **overrides)
     save_checkpoint(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     name = variant_name(model.config) or "a model of its own"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
-    if inside := _larger_model(arguments.source):
+    if inside := _larger_model(source):
         print(f"converted: the backbone of {inside}, without its heads")
     print(f"{target}: {name}, mask {model.config.mask}, {parameters:,} parameters, {head}")
     return 0

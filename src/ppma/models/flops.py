@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+import ppma.ops.backends.native.depthwise  # noqa: F401, registers its operator
 from ppma.ops.options import NdPaths, Paths, axis_orders, split_paths
 
 Shape = Sequence[int]

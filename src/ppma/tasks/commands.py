@@ -2,21 +2,22 @@
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ppma.config import override
 from ppma.engine.errors import StoppedError
 from ppma.engine.log import format_metrics
 from ppma.masks import KINDS
+from ppma.models import open_checkpoint
 from ppma.tasks import registry, run
-from ppma.tasks.classification import ablation, demo, inference
+from ppma.tasks.classification import ablation, demo
 
 
 def _set_option(parser: argparse.ArgumentParser) -> None:
@@ -73,16 +74,15 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 def evaluate(arguments: argparse.Namespace) -> int:
     """Measure a checkpoint on held-out data."""
     _one_line_warnings()
-    task = registry.task_of(arguments.checkpoint)
-    measure = inference.evaluate_classifier if task == "classification" else _dense(task).evaluate_checkpoint
-    measured = measure(
-        arguments.checkpoint,
+    checkpoint = open_checkpoint(arguments.checkpoint)
+    measured = registry.task_class(checkpoint.task, str(checkpoint.path)).evaluate(
+        checkpoint,
         arguments.data,
         split=arguments.split,
         assignments=arguments.assignments,
         workers=arguments.workers,
         amp=arguments.amp,
-        **({} if arguments.batch_size is None else {"batch_size": arguments.batch_size}),
+        batch_size=arguments.batch_size,
     )
     _tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
     return 0
@@ -91,10 +91,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, or a folder for the images in it")
-    parser.add_argument("--top", type=int, default=5, help="how many classes to show (classification)")
+    parser.add_argument("--top", type=int, help="how many classes to show (classification; default: 5)")
     parser.add_argument("--out", help="what is drawn: a file, or a folder for several images (detection, segmentation)")
-    parser.add_argument("--threshold", type=float, default=0.5, help="least score of an instance (detection)")
+    parser.add_argument("--threshold", type=float, help="least score of an instance (detection; default: 0.5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    _set_option(parser)
 
 
 def predict(arguments: argparse.Namespace) -> int:
@@ -109,18 +110,20 @@ def predict(arguments: argparse.Namespace) -> int:
         problems.append(problem)
         print(f"ppma predict: {problem}", file=sys.stderr)
 
-    task = registry.task_of(arguments.checkpoint)
-    described: Iterator[tuple[dict[str, Any], list[str]]]
-    if task == "classification":
-        predictions = inference.predict(arguments.checkpoint, arguments.images, top=arguments.top, report=report)
-        described = ((dataclasses.asdict(one), _class_lines(one)) for one in predictions)
-    else:
-        described = _predict_dense(task, arguments, report)
+    checkpoint = open_checkpoint(arguments.checkpoint)
+    task = registry.task_class(checkpoint.task, str(checkpoint.path))
+    given = {name: getattr(arguments, name) for name in ("top", "out", "threshold")}
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {field.name for field in dataclasses.fields(task.predict_options)}
+    if foreign := sorted(given.keys() - known):
+        raise ValueError(f"--{foreign[0]}: expected nothing: {checkpoint.task} has no such option")
+    options = task.parse_options(override(given, arguments.assignments))
+    predictions = task.predict(checkpoint, arguments.images, options, report)
     if arguments.json:
-        _print_json(values for values, _ in described)
+        _print_json(one.values for one in predictions)
     else:
-        for _, lines in described:
-            print("\n".join(lines), flush=True)
+        for one in predictions:
+            print("\n".join(one.lines), flush=True)
     return 2 if problems else 0
 
 
@@ -134,28 +137,6 @@ def _print_json(items: Iterator[dict[str, Any]]) -> None:
             begun = True
     finally:
         print("\n]" if begun else "[]")
-
-
-def _class_lines(prediction: inference.Prediction) -> list[str]:
-    pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-    return [prediction.image, *(f"  {probability:7.2%}  {name}" for name, probability in pairs)]
-
-
-def _dense(task: str) -> Any:
-    """The inference of detection or segmentation, which need packages that classification does not."""
-    return importlib.import_module(f"ppma.tasks.{task}.inference")
-
-
-def _predict_dense(
-    task: str, arguments: argparse.Namespace, report: Callable[[str], None]
-) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    module = _dense(task)
-    options = {"threshold": arguments.threshold} if task == "detection" else {}
-    for prediction in module.predict(
-        arguments.checkpoint, arguments.images, out=arguments.out, report=report, **options
-    ):
-        first = f"{prediction['image']}, drawn in {prediction['overlay']}"
-        yield prediction, [first, *(f"  {row}" for row in module.rows(prediction))]
 
 
 def ablate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Tasks by name, and their configurations from files."""
 
-import importlib
+import pkgutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,22 +8,23 @@ from typing import Any
 
 from ppma import config as configs
 from ppma.engine.config import RunConfig
-from ppma.engine.task import Task
-from ppma.models import files
+from ppma.tasks.base import Task
 
 # The recipes of a checkout, and where a wheel puts them.
 RECIPES = (Path(__file__).parents[3] / "configs", Path(sys.prefix) / "share" / "ppma" / "configs")
 
-# For each task the class of its configuration and its own, imported when used: each needs packages that others do not.
+# Imported when used: each task needs packages that others do not.
 TASKS = {
-    "classification": ("ClassificationConfig", "Classification"),
-    "detection": ("DetectionConfig", "Detection"),
-    "segmentation": ("SegmentationConfig", "Segmentation"),
+    "classification": "ppma.tasks.classification.task:Classification",
+    "detection": "ppma.tasks.detection.task:Detection",
+    "segmentation": "ppma.tasks.segmentation.task:Segmentation",
 }
 
 
-def _schema(task: str) -> type[RunConfig]:
-    return getattr(importlib.import_module(f"ppma.tasks.{task}.config"), TASKS[task][0])
+def task_class(name: object, source: str = "task") -> type[Task[Any]]:
+    """A task by its name; `source` says in messages where the name comes from."""
+    configs.require(isinstance(name, str) and name in TASKS, source, f"one of {', '.join(TASKS)}", name)
+    return pkgutil.resolve_name(TASKS[str(name)])
 
 
 def find_config(name: str | Path) -> Path:
@@ -41,17 +42,10 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> RunConfig:
     """A checked configuration from a YAML file with `key=value` changes; its `task` says which schema it follows."""
     path = find_config(path)
     values = configs.override(configs.read(path), assignments)
-    name = values.setdefault("task", "classification")
-    configs.require(isinstance(name, str) and name in TASKS, f"{path}: task", f"one of {', '.join(TASKS)}", name)
-    return configs.build(_schema(name), values, source=str(path))
+    task = task_class(values.setdefault("task", "classification"), f"{path}: task")
+    return configs.build(task.schema, values, source=str(path))
 
 
 def make_task(config: RunConfig) -> Task[Any]:
     """The task of a configuration."""
-    task: type[Task[Any]] = getattr(importlib.import_module(f"ppma.tasks.{config.task}.task"), TASKS[config.task][1])
-    return task(config)
-
-
-def task_of(checkpoint: str | Path) -> str:
-    """What a weight file was trained for; classification where it does not say."""
-    return files.larger_model(checkpoint) or "classification"
+    return task_class(config.task)(config)

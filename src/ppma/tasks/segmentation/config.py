@@ -10,6 +10,19 @@ from ppma.tasks.segmentation.model import DecoderConfig
 from ppma.tasks.segmentation.testing import TestConfig
 
 
+@dataclass(frozen=True)
+class ScoringConfig:
+    """How a trained model scores images: the parts of `SegmentationConfig` that evaluation needs.
+
+    Attributes:
+        data: see `Ade20kDataConfig`.
+        test: see `TestConfig`.
+    """
+
+    data: Ade20kDataConfig
+    test: TestConfig
+
+
 @dataclass(frozen=True, kw_only=True)
 class SegmentationConfig(DenseConfig):
     """Training of UPerNet.
