@@ -328,7 +328,7 @@ def test_classifier_with_absurd_preparation(state, tmp_path):
         ({"image_size": 10**9}, "image_size: expected 1 to 16384"),
         ({"classes": ["a"]}, "expected the names of 3 classes, got 1"),
         ({"classes": 3}, "classes: expected a list"),
-        ({"mean": [float("nan")] * 3}, "mean: expected finite numbers"),
+        ({"mean": [float("nan")] * 3}, r"mean.*: expected (a )?finite number"),
         ({"std": [0.0] * 3}, "std: expected finite numbers > 0"),
         ({"interpolation": "magic"}, "interpolation: expected one of"),
         ({"crop_pct": "x"}, "crop_pct: expected a number"),

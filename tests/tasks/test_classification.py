@@ -11,8 +11,8 @@ from short_run import SHORT, settings, summary_under_torchrun
 import ppma
 from ppma import cli
 from ppma.data.arrays import digits
-from ppma.data.classes import check_classes
-from ppma.engine.log import read_rows
+from ppma.data.source import check_classes
+from ppma.engine.logging import read_rows
 from ppma.models.loading import load_classifier
 from ppma.tasks.classification.ablation import PAPER
 from ppma.tasks.classification.task import ClassificationMetrics

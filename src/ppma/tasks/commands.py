@@ -13,7 +13,7 @@ from typing import Any
 
 from ppma.config import override
 from ppma.engine.errors import StoppedError
-from ppma.engine.log import format_metrics
+from ppma.engine.logging import format_metrics
 from ppma.masks import KINDS
 from ppma.models import open_checkpoint
 from ppma.tasks import registry, run

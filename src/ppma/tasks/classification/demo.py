@@ -9,7 +9,7 @@ import torch
 from ppma.config import ConfigError
 from ppma.data.images import TransformedImages, open_images
 from ppma.engine.folder import CONFIG, LOCK
-from ppma.engine.log import ProgressLine
+from ppma.engine.logging import ProgressLine
 from ppma.explore.worked_example import worked_example
 from ppma.models.loading import load_classifier
 from ppma.tasks.classification.config import ClassificationConfig

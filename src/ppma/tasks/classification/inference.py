@@ -10,11 +10,10 @@ from torch import nn
 
 from ppma.config import ConfigError, require
 from ppma.data.arrays import digits
-from ppma.data.classes import check_classes
 from ppma.data.decoding import Report, image_files, read_images
 from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
-from ppma.data.source import ImageSource
+from ppma.data.source import ImageSource, check_classes
 from ppma.models import Checkpoint, load_checkpoint
 from ppma.models.loading import load_classifier
 from ppma.tasks.base import Evaluation, Prediction

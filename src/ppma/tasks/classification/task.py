@@ -11,7 +11,6 @@ from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ppma.data.classes import check_classes
 from ppma.data.images import (
     TransformedImages,
     open_images,
@@ -19,7 +18,7 @@ from ppma.data.images import (
     train_transform,
 )
 from ppma.data.preprocessing import Preprocessing
-from ppma.data.source import ImageSource
+from ppma.data.source import ImageSource, check_classes
 from ppma.models import PolylineBackbone, load_checkpoint, open_checkpoint, save_checkpoint
 from ppma.tasks.base import Task
 from ppma.tasks.classification import inference

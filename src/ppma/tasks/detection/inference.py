@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import torch
 
 from ppma.config import require
-from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report
 from ppma.data.pixels import image_tensor
+from ppma.data.source import check_classes
 from ppma.models import Checkpoint
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import DrawingOptions, data_configuration, drawn, open_pictures, save_drawing

@@ -7,9 +7,9 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ppma.data.classes import check_classes
 from ppma.data.coco import CocoInstances
 from ppma.data.coco_transforms import train_transform
+from ppma.data.source import check_classes
 from ppma.tasks.base import Task
 from ppma.tasks.dense.inference import collate
 from ppma.tasks.dense.weights import save_model, starting_backbone

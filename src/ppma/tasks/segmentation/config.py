@@ -7,7 +7,7 @@ from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.ade20k_transforms import Ade20kAugmentConfig
 from ppma.tasks.dense.config import DenseConfig
 from ppma.tasks.segmentation.model import DecoderConfig
-from ppma.tasks.segmentation.testing import TestConfig
+from ppma.tasks.segmentation.scoring import InferenceConfig
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class ScoringConfig:
 
     Attributes:
         data: see `Ade20kDataConfig`.
-        test: see `TestConfig`.
+        test: see `InferenceConfig`.
     """
 
     data: Ade20kDataConfig
-    test: TestConfig
+    test: InferenceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class SegmentationConfig(DenseConfig):
     data: Ade20kDataConfig
     augment: Ade20kAugmentConfig = field(default_factory=Ade20kAugmentConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    test: TestConfig = field(default_factory=TestConfig)
+    test: InferenceConfig = field(default_factory=InferenceConfig)
     class_balance: float = 0.0
 
     def __post_init__(self) -> None:

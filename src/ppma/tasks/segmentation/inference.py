@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from ppma.data.ade20k import Ade20kImages
-from ppma.data.classes import check_classes
 from ppma.data.decoding import Report
 from ppma.data.pixels import image_tensor
+from ppma.data.source import check_classes
 from ppma.models import Checkpoint
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import DrawingOptions, data_configuration, drawn, open_pictures, save_drawing
 from ppma.tasks.dense.overlay import draw_classes
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import MainScores
-from ppma.tasks.segmentation.testing import probabilities
+from ppma.tasks.segmentation.scoring import probabilities
 from ppma.tasks.segmentation.weights import load_segmenter, numbered
 
 

@@ -12,7 +12,7 @@ from ppma.tasks.dense.backbone import dense_backbone_of
 from ppma.tasks.dense.weights import load_model
 from ppma.tasks.segmentation.config import ScoringConfig, SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet
-from ppma.tasks.segmentation.testing import TestConfig
+from ppma.tasks.segmentation.scoring import InferenceConfig
 
 
 def numbered(classes: int) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def load_segmenter(path: str | Path | Checkpoint, **changes: Any) -> tuple[UPerN
     names = numbered(model.num_classes)
     return (
         model,
-        ScoringConfig(Ade20kDataConfig(root="", classes=names, labels="ade20k"), TestConfig(mode="slide")),
+        ScoringConfig(Ade20kDataConfig(root="", classes=names, labels="ade20k"), InferenceConfig(mode="slide")),
         names,
     )
 
