@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from ppma.bench import costs
+from ppma.measure import costs
 from ppma.ops import backends, reference
 
 NAIVE, DECOMPOSED, ALGORITHM_1, SCAN = costs.METHODS
