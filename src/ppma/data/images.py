@@ -1,5 +1,6 @@
 """Which images a run reads and how they become tensors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,9 +20,9 @@ class ImageDataConfig:
     """Where images lie and how they are prepared.
 
     Attributes:
-        name: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar" (archives of
-            class folders), "webdataset" (local shards), or a name of timm's dataset factory: "torch/cifar10",
-            "hfds/owner/name".
+        name: of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar"
+            (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory:
+            "torch/cifar10", "hfds/owner/name".
         root: where the data lie.
         train_split: of training.
         val_split: chooses the best weights.
@@ -93,19 +94,20 @@ class AugmentConfig:
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
 
 
+# Data sets by name: functions of the root and the split.
+SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
+    "digits": lambda root, split: arrays.digits(split),
+    "fashion_mnist": lambda root, split: arrays.idx_images(root, split, arrays.FASHION_CLASSES),
+    "folder": readers.folder_images,
+    "tar": lambda root, split: TarImages(root, split, "folder"),
+    "webdataset": lambda root, split: TarImages(root, split, "cls"),
+}
+
+
 def open_images(data: ImageDataConfig, split: str) -> ImageSource:
     """The images of one split; a ValueError says what is missing where."""
-    if data.name == "digits":
-        return arrays.digits(split)
-    root = data.root or ""
-    if data.name == "fashion_mnist":
-        return arrays.idx_images(root, split, arrays.FASHION_CLASSES)
-    if data.name == "webdataset":
-        return TarImages(root, split, "cls")
-    if data.name == "tar":
-        return TarImages(root, split, "folder")
-    if data.name == "folder":
-        return readers.folder_images(root, split)
+    if data.name in SOURCES:
+        return SOURCES[data.name](data.root or "", split)
     return readers.timm_images(data.name, data.root, split)
 
 

@@ -13,8 +13,8 @@ from ppma.tasks.base import Task
 # The recipes of a checkout, and where a wheel puts them.
 RECIPES = (Path(__file__).parents[3] / "configs", Path(sys.prefix) / "share" / "ppma" / "configs")
 
-# Imported when used: each task needs packages that others do not.
-TASKS = {
+# Classes, or where they are: those of the package are imported when used, as each needs packages that others do not.
+TASKS: dict[str, str | type[Task[Any]]] = {
     "classification": "ppma.tasks.classification.task:Classification",
     "detection": "ppma.tasks.detection.task:Detection",
     "segmentation": "ppma.tasks.segmentation.task:Segmentation",
@@ -24,7 +24,8 @@ TASKS = {
 def task_class(name: object, source: str = "task") -> type[Task[Any]]:
     """A task by its name; `source` says in messages where the name comes from."""
     configs.require(isinstance(name, str) and name in TASKS, source, f"one of {', '.join(TASKS)}", name)
-    return pkgutil.resolve_name(TASKS[str(name)])
+    found = TASKS[str(name)]
+    return pkgutil.resolve_name(found) if isinstance(found, str) else found
 
 
 def find_config(name: str | Path) -> Path:

@@ -34,6 +34,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, metadata: Mapping[str, str], task: str | None, read: Callable[[], Any]) -> None:
         self.path, self.metadata, self.task, self._read = path, metadata, task or "classification", read
+        self._named = task is not None
 
     @functools.cached_property
     def contents(self) -> Any:
@@ -48,7 +49,7 @@ class Checkpoint:
     @property
     def larger(self) -> bool:
         """Whether the model is more than a backbone with its classifier."""
-        return self.task != "classification"
+        return keys.BACKBONE_KEY in self.metadata if self.metadata else self._named
 
     @functools.cached_property
     def backbone(self) -> BackboneConfig | None:
