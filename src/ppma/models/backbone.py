@@ -18,8 +18,8 @@ from ppma.models.checkpoints.metadata import decode_config, encode_config
 from ppma.models.checkpoints.weights import EXTRA_STATE, build, check_size
 from ppma.models.config import CONFIGS, BackboneConfig
 from ppma.models.head import ClassifierHead
-from ppma.models.preprocessing import CLASSIFIER, FIRST_CONV, pretrained_cfg
 from ppma.models.stage import Stage
+from ppma.models.timm_config import CLASSIFIER, FIRST_CONV, pretrained_cfg
 from ppma.ops import backends, checks
 from ppma.ops.options import BackendName
 

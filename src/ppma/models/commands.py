@@ -14,8 +14,8 @@ from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import Checkpoint, open_checkpoint
 from ppma.models.config import CONFIGS
 from ppma.models.loading import load_checkpoint, save_checkpoint
-from ppma.models.preprocessing import variant_name
 from ppma.models.profile import PartProfile, Profile, profile
+from ppma.models.timm_config import variant_name
 from ppma.ops import checks
 from ppma.outputs import check_target
 

@@ -12,7 +12,7 @@ from ppma.models.checkpoints import CheckpointError, open_checkpoint, release
 from ppma.models.checkpoints.reader import is_safetensors
 from ppma.models.checkpoints.weights import fitting
 from ppma.models.config import CONFIGS
-from ppma.models.preprocessing import CLASSIFIER, FIRST_CONV
+from ppma.models.timm_config import CLASSIFIER, FIRST_CONV
 
 _HEAD, _NORMS, _STAGES = "head.", "feature_norms.", "stages."
 

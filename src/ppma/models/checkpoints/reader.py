@@ -68,9 +68,9 @@ class Checkpoint:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names in the order of the scores, None where the file does not name them."""
-        classes = self._facts.get("classes")
-        if classes is None:
+        if not self._facts:
             return None
+        classes = self._facts.get("classes")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise self._error("classes: expected a list of names")
         return tuple(classes)

@@ -28,10 +28,10 @@ class SegmentationConfig(DenseConfig):
     """Training of UPerNet.
 
     Attributes:
-        data: see there.
-        augment: see there.
-        decoder: see there.
-        test: see there.
+        data: see `Ade20kDataConfig`.
+        augment: see `Ade20kAugmentConfig`.
+        decoder: see `DecoderConfig`.
+        test: see `InferenceConfig`.
         class_balance: weight of a class in the loss, as power of its pixels in the batch: 0 counts every pixel alike, 1
             every class. Above 0 a ground that fills most of an image does not drown the rest.
     """

@@ -64,7 +64,7 @@ def probabilities(model: nn.Module, image: Tensor, data: Ade20kDataConfig, test:
         model: in evaluation mode.
         image: (3, H, W) in [0, 1], as it came.
         data: says how it is scaled and normalised.
-        test: see there.
+        test: see `InferenceConfig`.
     """
     mean, std = (torch.tensor(values, device=image.device)[:, None, None] for values in (data.mean, data.std))
     normal = ((image - mean) / std)[None]
