@@ -70,7 +70,10 @@ def test_the_whole_model_loads(state, tmp_path):
     assert ppma.open_checkpoint(path).task == "segmentation"
     model, config, classes = load_segmenter(path, kinds=KINDS)
     assert classes == tuple("01234")
-    assert (config.decoder.channels, config.decoder.auxiliary_channels) == (CHANNELS, AUXILIARY)
+    assert [head.classifier[1].in_channels for head in (model.decode_head, model.auxiliary_head)] == [
+        CHANNELS,
+        AUXILIARY,
+    ]
     assert config.test.mode == "slide"
     assert model.backbone.config.formulation == "release"
     heads = model.decode_head, model.auxiliary_head

@@ -145,7 +145,7 @@ class Leaning(torch.nn.Module):
 def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
     model, config, classes = load_segmenter(run / "best.safetensors")
     assert classes == ("background", *"0123456789")
-    assert (config.task, config.decoder.channels) == ("segmentation", 16)
+    assert (config.test.mode, model.decode_head.classifier[1].in_channels) == ("whole", 16)
     backbone = ppma.load_checkpoint(run / "best.safetensors")
     for name, tensor in backbone.state_dict().items():
         assert torch.equal(tensor, model.backbone.state_dict()[name])
