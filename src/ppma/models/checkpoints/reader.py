@@ -93,10 +93,9 @@ class Checkpoint:
             raise self._error("expected the configuration of a run")
         try:
             return configs.build(schema, values, source=str(self.path))
-        except configs.ConfigError as error:
-            raise CheckpointError(str(error)) from None
         except (ValueError, TypeError, OverflowError) as error:
-            raise CheckpointError(f"{self.path}: {error}") from None
+            named = isinstance(error, configs.ConfigError)  # its message begins with the path
+            raise CheckpointError(str(error) if named else f"{self.path}: {error}") from None
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {keys.task_key(self.task)}: {problem}")
