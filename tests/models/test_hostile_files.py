@@ -314,7 +314,7 @@ def test_absurd_weights_in_the_authors_layout(change, message, tmp_path):
     refused(tmp_path / "best.pth", re.escape(message).replace(r"\ ", " "), kinds=KINDS)
 
 
-def test_classifier_with_absurd_preparation(state, tmp_path):
+def test_classifier_with_absurd_preprocessing(state, tmp_path):
     from ppma.models.loading import load_classifier
 
     good = {"classes": list("abc"), "image_size": 8, "interpolation": "bicubic", "mean": [0.0] * 3, "std": [1.0] * 3}
