@@ -23,20 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert a checkpoint."""
-    from ppma.models.checkpoint import load_checkpoint, save_checkpoint
-    from ppma.models.preprocessing import variant_name
+    from ppma.models import load_checkpoint, open_checkpoint, save_checkpoint
+    from ppma.models.timm_config import variant_name
     from ppma.outputs import check_target
 
     target = check_target("OUT", arguments.target, (".safetensors",))
     overrides = {
         option: getattr(arguments, option) for option in ("mask", "kinds") if getattr(arguments, option) is not None
     }
-    model = load_checkpoint(arguments.source, ema=arguments.ema, **overrides)
+    source = open_checkpoint(arguments.source)
+    model = load_checkpoint(source, ema=arguments.ema, **overrides)
     save_checkpoint(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     name = variant_name(model.config) or "a model of its own"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
-    if inside := larger_model(arguments.source):
+    if inside := larger_model(source):
         print(f"converted: the backbone of {inside}, without its heads")
     print(f"{target}: {name}, mask {model.config.mask}, {parameters:,} parameters, {head}")
     return 0

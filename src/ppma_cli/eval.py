@@ -1,7 +1,6 @@
 """`ppma eval`: measure a checkpoint."""
 
 import argparse
-import importlib
 import json
 
 from ppma_cli import choices
@@ -24,24 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure a checkpoint on held-out data."""
-    from ppma.engine.log import format_metrics
-    from ppma.tasks import registry
-    from ppma.tasks.classification import inference
+    from ppma.engine.logging import format_metrics
+    from ppma.models import open_checkpoint
+    from ppma.tasks.registry import task_class
 
     show_warnings_in_one_line()
-    task = registry.task_of(arguments.checkpoint)
-    if task == "classification":
-        measure = inference.evaluate_classifier
-    else:
-        measure = importlib.import_module(f"ppma.tasks.{task}.inference").evaluate_checkpoint
-    measured = measure(
-        arguments.checkpoint,
+    checkpoint = open_checkpoint(arguments.checkpoint)
+    measured = task_class(checkpoint.task, str(checkpoint.path)).evaluate(
+        checkpoint,
         arguments.data,
         split=arguments.split,
         assignments=arguments.assignments,
         workers=arguments.workers,
         amp=arguments.amp,
-        **({} if arguments.batch_size is None else {"batch_size": arguments.batch_size}),
+        batch_size=arguments.batch_size,
     )
     tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
     return 0

@@ -3,11 +3,10 @@
 import argparse
 import importlib.util
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppma_cli import choices
-from ppma_cli.model_options import add_changes, backbone, check_image_size, is_file_name, model_changes
+from ppma_cli.model_options import add_changes, backbone, check_image_size, model_changes, open_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,33 +74,16 @@ def _check_onnx(opset: int) -> None:
 
 def _subject(arguments: argparse.Namespace) -> tuple["nn.Module", dict[str, str]]:
     """What is exported, and its outputs: names, and descriptions."""
-    from ppma.models import files
+    from ppma.models import Checkpoint
     from ppma.models.export import StageFeatures
+    from ppma.tasks.registry import task_class
 
-    name = arguments.model
-    around = files.larger_model(name) if is_file_name(name) else None
+    opened = open_model(arguments.model)
     if arguments.backbone_only:
-        features = StageFeatures(backbone(name, arguments))
+        features = StageFeatures(backbone(opened, arguments))
         stages = range(len(features.backbone.stages))
         return features, {f"stage{index + 1}": f"features of stage {index + 1}" for index in stages}
-    if around == "detection":
-        raise ValueError(
-            f"{name}: expected a classifier or a segmentation model, got a detector; how much it finds depends on the "
-            "image, which PyTorch cannot export. --backbone-only exports its backbone"
-        )
-    if around == "segmentation":
-        return _segmenter(Path(name), arguments), {"logits": "class scores (batch, classes, height, width)"}
-    model = backbone(name, arguments)
+    if isinstance(opened, Checkpoint):
+        return task_class(opened.task, str(opened.path)).exportable(opened, **model_changes(arguments))
+    model = backbone(opened, arguments)
     return model, {"logits": "class scores" if model.num_classes else "features"}
-
-
-def _segmenter(path: Path, arguments: argparse.Namespace) -> "nn.Module":
-    from ppma.models import files
-    from ppma.tasks.segmentation.model import MainScores
-    from ppma.tasks.segmentation.weights import load_segmenter
-
-    if files.is_safetensors(path) and (changes := model_changes(arguments)):
-        given = " ".join(f"--{option}" for option in changes)
-        raise ValueError(f"{given}: expected nothing for a trained segmentation model, which says it itself")
-    model, _, _ = load_segmenter(path, **model_changes(arguments))
-    return MainScores(model).eval()

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ppma_cli.model_options import add_changes, backbone, check_image_size, larger_model
+from ppma_cli.model_options import add_changes, backbone, check_image_size, larger_model, open_model
 
 if TYPE_CHECKING:
     from ppma.models.backbone import PolylineBackbone
@@ -27,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     names = [arguments.model] if arguments.model else list(CONFIGS)
     size = check_image_size(arguments.size) if arguments.size else None
     # costs follow from shapes; weights would only take time to initialise
-    models = {name: backbone(name, arguments, device="meta") for name in names}
+    opened = {name: open_model(name) for name in names}
+    models = {name: backbone(opened[name], arguments, device="meta") for name in names}
     profiles = {name: profile(model, size) for name, model in models.items()}
     if arguments.json:
         documents = [
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(documents[0] if arguments.model else documents, indent=2))
     elif arguments.model:
-        if inside := larger_model(arguments.model):
+        if inside := larger_model(opened[arguments.model]):
             print(f"the backbone of {inside}; its heads are not counted")
         print(_describe(models[arguments.model], profiles[arguments.model]))
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ppma_cli import choices
 
 if TYPE_CHECKING:
-    from ppma.models.backbone import PolylineBackbone
+    from ppma.models import Checkpoint, PolylineBackbone
 
 _LARGEST = 1 << 16  # pixels along a side
 
@@ -50,28 +50,28 @@ def is_file_name(name: str) -> bool:
     return name not in CONFIGS and (Path(name).exists() or Path(name).suffix != "" or Path(name).name != name)
 
 
-def backbone(name: str, arguments: argparse.Namespace, device: str = "cpu") -> "PolylineBackbone":
-    """A model by its name, new on this device, or from a weight file; with what the arguments change."""
+def open_model(name: str) -> "str | Checkpoint":
+    """The weight file that MODEL names, opened, or else the name."""
+    from ppma.models import open_checkpoint
+
+    return open_checkpoint(name) if is_file_name(name) else name
+
+
+def backbone(name: "str | Checkpoint", arguments: argparse.Namespace, device: str = "cpu") -> "PolylineBackbone":
+    """A model by its name, new on this device, or from an open weight file; with what the arguments change."""
     import torch
 
-    from ppma.models.backbone import PolylineBackbone
-    from ppma.models.checkpoint import load_checkpoint
-    from ppma.models.config import CONFIGS
+    from ppma.models import CONFIGS, Checkpoint, PolylineBackbone, load_checkpoint
     from ppma.ops import checks
 
     changes = model_changes(arguments)
-    if is_file_name(name):
+    if isinstance(name, Checkpoint):
         return load_checkpoint(name, **changes)
     checks.one_of("MODEL", name, CONFIGS)
     with torch.device(device):
         return PolylineBackbone(CONFIGS[name].replace(**changes)).eval()
 
 
-def larger_model(name: str) -> str | None:
+def larger_model(opened: "str | Checkpoint") -> str | None:
     """What a file holds beside a backbone, if it does."""
-    from ppma.models import files
-
-    if not is_file_name(name):
-        return None
-    kind = files.larger_model(name)
-    return f"a {kind} model" if kind else None
+    return None if isinstance(opened, str) or not opened.larger else f"a {opened.task} model"

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; the same command under torchrun trains on several processes."""
-    from ppma.engine.log import format_metrics
+    from ppma.engine.logging import format_metrics
     from ppma.tasks.run import train
 
     show_warnings_in_one_line()

@@ -10,9 +10,10 @@ import pytest
 import timm
 import torch
 
-from ppma.bench import against, floor, memory, models, scaling
+from ppma.bench import against, floor, models
 from ppma.bench.report import MALLOC, Report, environment
-from ppma.bench.timing import Timings, interleave
+from ppma.measure import costs, memory
+from ppma.measure.timing import Timings, interleave
 from ppma.ops import backends
 
 
@@ -63,7 +64,7 @@ def test_peak_memory_is_what_the_call_allocates(monkeypatch):
 
 def test_exponent_of_a_power_law():
     sides = (8, 16, 32)
-    assert scaling.exponent(sides, [3 * (s * s) ** 1.5 for s in sides]) == pytest.approx(1.5)
+    assert costs.exponent(sides, [3 * (s * s) ** 1.5 for s in sides]) == pytest.approx(1.5)
 
 
 def test_floor_replays_the_products_of_the_model():

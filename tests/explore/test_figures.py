@@ -216,13 +216,13 @@ def test_command_writes_figures(words, start, tmp_path, capsys):
 
 
 def test_figures_of_a_checkpoint(nano, tmp_path):
-    """A classifier without a stored preparation, and a backbone without a classifier."""
+    """A classifier without stored preprocessing, and a backbone without a classifier."""
     for name, classes in (("classifier", 1000), ("backbone", 0)):
         model = copy.deepcopy(nano.model)
         model.reset_classifier(classes)
         ppma.save_checkpoint(model, tmp_path / f"{name}.safetensors")
         opened = subject.from_checkpoint(tmp_path / f"{name}.safetensors")
-        assert (opened.trained, opened.data.image_size, len(opened.classes)) == (True, 64, classes)
+        assert (opened.trained, opened.preprocessing.image_size, len(opened.classes)) == (True, 64, classes)
     checkpoint = ["--checkpoint", str(tmp_path / "classifier.safetensors")]
     for words in (["masks", "--stage", "2", "--head", "1"], ["receptive-field", "--images", "1", "--stage", "2"]):
         assert main(["figure", *words, *checkpoint, "--out", str(tmp_path / "a.png")]) == 0

@@ -9,10 +9,10 @@ from PIL import Image
 from short_run import SHORT, settings, summary_under_torchrun
 
 import ppma
-from ppma.classifier import load_classifier
 from ppma.data.arrays import digits
-from ppma.data.classes import check_classes
-from ppma.engine.log import read_rows
+from ppma.data.source import check_classes
+from ppma.engine.logging import read_rows
+from ppma.models.loading import load_classifier
 from ppma.tasks.classification.ablation import PAPER
 from ppma.tasks.classification.task import ClassificationMetrics
 from ppma.tasks.run import train
@@ -46,9 +46,9 @@ def test_metrics_are_what_they_are_called():
 def test_weights_of_a_run_load_as_a_model(digits_run):
     model = ppma.load_checkpoint(digits_run / "best.safetensors")
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
-    _, preparation = load_classifier(digits_run / "last.safetensors")
-    assert preparation.classes == tuple("0123456789")
-    assert (preparation.image_size, preparation.crop_pct) == (32, 1.0)
+    _, preprocessing, classes = load_classifier(digits_run / "last.safetensors")
+    assert classes == tuple("0123456789")
+    assert (preprocessing.image_size, preprocessing.crop_pct) == (32, 1.0)
 
 
 def test_eval_repeats_what_training_measured(digits_run, capsys):
@@ -118,7 +118,7 @@ def test_fine_tuning_on_a_folder_with_a_broken_image(digits_run, folder, tmp_pat
     summary = json.loads((out / "summary.json").read_text())
     assert summary["broken_samples"] == 1
     assert summary["val_count"] == 6
-    assert load_classifier(out / "best.safetensors")[1].classes == ("one", "two", "zero")
+    assert load_classifier(out / "best.safetensors")[2] == ("one", "two", "zero")
     again = ["train", "folder_finetune", "--out", str(tmp_path / "b"), *changes, "--set", "max_broken=0"]
     assert main(again) == 1
     assert "more than max_broken = 0" in capsys.readouterr().err

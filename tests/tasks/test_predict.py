@@ -8,7 +8,8 @@ from PIL import Image
 
 from ppma.data.arrays import digits
 from ppma.engine.evaluation import TooManyBrokenError
-from ppma.tasks.classification.inference import evaluate_classifier
+from ppma.models import open_checkpoint
+from ppma.tasks.classification.task import Classification
 from ppma_cli import main
 
 
@@ -120,7 +121,7 @@ def test_eval_broken_images_are_told_on_stderr_and_too_many_end_it(checkpoint, t
         for number in range(6):
             (tmp_path / "val" / str(digit) / f"{number}.png").symlink_to("nowhere.png")
     with pytest.raises(TooManyBrokenError, match="more than max_broken = 50"):
-        evaluate_classifier(checkpoint, str(tmp_path))
+        Classification.evaluate(open_checkpoint(checkpoint), str(tmp_path))
     printed = capsys.readouterr()
     assert printed.out == ""  # which is for the results
     assert printed.err.count("skipped: ") == 60

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ppma
 from ppma.bench.report import Report
-from ppma.bench.timing import interleave
+from ppma.measure.timing import interleave
 from ppma.ops import backends
 from ppma.ops.options import split_paths
 

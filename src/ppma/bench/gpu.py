@@ -11,8 +11,8 @@ import ppma
 import ppma.models
 from ppma.bench.report import Report
 from ppma.bench.roofline import BATCH, Stage, block_kinds
-from ppma.bench.timing import interleave
 from ppma.bench.unmasked import lines_without_mask, without_mask
+from ppma.measure.timing import interleave
 from ppma.ops import backends
 from ppma.ops.options import Combine
 

@@ -153,7 +153,7 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     fields = {}
     for name, subject in zip(names, subjects, strict=True):
         stage = _within("stage", arguments.stage, len(subject.model.config.depths)) - 1
-        images = receptive.noise_images(count, subject.data.image_size)
+        images = receptive.noise_images(count, subject.preprocessing.image_size)
         fields[name] = receptive.effective_receptive_field(subject.model, images, stage)
     return receptive.receptive_field_figure(fields)
 

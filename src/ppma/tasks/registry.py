@@ -1,6 +1,6 @@
 """Tasks by name, and their configurations from files."""
 
-import importlib
+import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,19 +8,21 @@ from typing import Any
 from ppma import config as configs
 from ppma import recipes
 from ppma.engine.config import RunConfig
-from ppma.engine.task import Task
-from ppma.models import files
+from ppma.tasks.base import Task
 
-# For each task the class of its configuration and its own, imported when used: each needs packages that others do not.
-TASKS = {
-    "classification": ("ClassificationConfig", "Classification"),
-    "detection": ("DetectionConfig", "Detection"),
-    "segmentation": ("SegmentationConfig", "Segmentation"),
+# Classes, or where they are: those of the package are imported when used, as each needs packages that others do not.
+TASKS: dict[str, str | type[Task[Any]]] = {
+    "classification": "ppma.tasks.classification.task:Classification",
+    "detection": "ppma.tasks.detection.task:Detection",
+    "segmentation": "ppma.tasks.segmentation.task:Segmentation",
 }
 
 
-def _schema(task: str) -> type[RunConfig]:
-    return getattr(importlib.import_module(f"ppma.tasks.{task}.config"), TASKS[task][0])
+def task_class(name: object, source: str = "task") -> type[Task[Any]]:
+    """A task by its name; `source` says in messages where the name comes from."""
+    configs.require(isinstance(name, str) and name in TASKS, source, f"one of {', '.join(TASKS)}", name)
+    found = TASKS[str(name)]
+    return pkgutil.resolve_name(found) if isinstance(found, str) else found
 
 
 def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfig:
@@ -31,16 +33,15 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
         assignments: see `ppma.recipes.resolve`.
     """
     values = recipes.resolve(recipe, assignments)
-    name = values.setdefault("task", "classification")
-    configs.require(isinstance(name, str) and name in TASKS, f"{recipe}: task", f"one of {', '.join(TASKS)}", name)
-    return configs.build(_schema(name), values, source=str(recipe))
+    task = task_class(values.setdefault("task", "classification"), f"{recipe}: task")
+    return configs.build(task.schema, values, source=str(recipe))
 
 
 def recipe_schema() -> dict[str, Any]:
     """The JSON schema of recipes, of whichever task."""
     schemas = []
     for task in TASKS:
-        schema = configs.json_schema(_schema(task))
+        schema = configs.json_schema(task_class(task).schema)
         schema["properties"] |= {
             "task": {"const": task},
             "base": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
@@ -52,10 +53,4 @@ def recipe_schema() -> dict[str, Any]:
 
 def make_task(config: RunConfig) -> Task[Any]:
     """The task of a configuration."""
-    task: type[Task[Any]] = getattr(importlib.import_module(f"ppma.tasks.{config.task}.task"), TASKS[config.task][1])
-    return task(config)
-
-
-def task_of(checkpoint: str | Path) -> str:
-    """What a weight file was trained for; classification where it does not say."""
-    return files.larger_model(checkpoint) or "classification"
+    return task_class(config.task)(config)

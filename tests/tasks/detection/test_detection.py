@@ -19,9 +19,9 @@ from short_run import (
 import ppma
 from ppma.data.coco import CocoDataConfig, CocoInstances
 from ppma.data.coco_file import outline_mask
-from ppma.engine.log import read_rows
+from ppma.engine.logging import read_rows
 from ppma.tasks.detection.metrics import CocoMetrics
-from ppma.tasks.detection.task import load_detector
+from ppma.tasks.detection.weights import load_detector
 from ppma.tasks.run import train
 from ppma_cli import main
 

@@ -21,13 +21,13 @@ from ppma.config import ConfigError
 from ppma.data import ade20k
 from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.label_maps import IGNORED
-from ppma.engine.log import read_rows
+from ppma.engine.logging import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import Scores
+from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities, slide, window_starts
 from ppma.tasks.segmentation.task import pixel_loss
-from ppma.tasks.segmentation.testing import TestConfig, probabilities, slide, window_starts
 from ppma.tasks.segmentation.weights import load_segmenter
 from ppma_cli import main
 
@@ -53,7 +53,7 @@ def run(scenes, tmp_path_factory):
 
 
 def test_metrics_worked_out_by_hand():
-    metrics, other = (PixelMetrics(4, PLAIN, TestConfig()) for _ in range(2))
+    metrics, other = (PixelMetrics(4, PLAIN, InferenceConfig()) for _ in range(2))
     metrics.note(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
     other.note(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
     measured = metrics.compute([metrics.state(), other.state()])
@@ -115,21 +115,21 @@ def test_windows_of_a_pointwise_model_change_nothing():
 def test_scales_and_mirror_images_are_averaged():
     image = torch.rand(3, 20, 40)
     model = Pointwise()
-    once = probabilities(model, image, PLAIN, TestConfig())
+    once = probabilities(model, image, PLAIN, InferenceConfig())
     torch.testing.assert_close(once, model(image[None]).main.softmax(1)[0])
-    mirrored = probabilities(model, image, PLAIN, TestConfig(flip=True))
+    mirrored = probabilities(model, image, PLAIN, InferenceConfig(flip=True))
     torch.testing.assert_close(mirrored, once)  # a pointwise model does not see the difference
     model.seen.clear()
     several = probabilities(
-        model, image, PLAIN, TestConfig(scales=(0.5, 1.0, 1.75), flip=True, mode="slide", window=64, stride=48)
+        model, image, PLAIN, InferenceConfig(scales=(0.5, 1.0, 1.75), flip=True, mode="slide", window=64, stride=48)
     )
     assert model.seen == [(10, 20)] * 2 + [(20, 40)] * 2 + [(35, 64), (35, 64)] * 2
     assert several.shape == once.shape
     torch.testing.assert_close(several.sum(0), torch.ones(20, 40))
     left = torch.arange(40.0).expand(3, 20, 40) / 40
-    straight = probabilities(Leaning(), left, PLAIN, TestConfig())
-    both = probabilities(Leaning(), left, PLAIN, TestConfig(flip=True))
-    back = probabilities(Leaning(), left.flip(-1), PLAIN, TestConfig()).flip(-1)
+    straight = probabilities(Leaning(), left, PLAIN, InferenceConfig())
+    both = probabilities(Leaning(), left, PLAIN, InferenceConfig(flip=True))
+    back = probabilities(Leaning(), left.flip(-1), PLAIN, InferenceConfig()).flip(-1)
     torch.testing.assert_close(both, (straight + back) / 2)
     assert not torch.allclose(both, straight)
 
@@ -145,7 +145,7 @@ class Leaning(torch.nn.Module):
 def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
     model, config, classes = load_segmenter(run / "best.safetensors")
     assert classes == ("background", *"0123456789")
-    assert (config.task, config.decoder.channels) == ("segmentation", 16)
+    assert (config.test.mode, model.decode_head.classifier[1].in_channels) == ("whole", 16)
     backbone = ppma.load_checkpoint(run / "best.safetensors")
     for name, tensor in backbone.state_dict().items():
         assert torch.equal(tensor, model.backbone.state_dict()[name])

@@ -19,11 +19,11 @@ def rotary_split(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, k (rotated) and v; see `ppma.ops.rotary.rotary_split`."""
     qkv = packed.unflatten(-1, (3, heads, -1))
-    q, k = _rotate(qkv[:, :, :2], cos[:, None, None], sin[:, None, None]).unbind(2)
+    q, k = rotate(qkv[:, :, :2], cos[:, None, None], sin[:, None, None]).unbind(2)
     return q, k, qkv[:, :, 2]
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the channel pairs of x (..., d); computed in float32 or float64, returned in the dtype of x."""
     even, odd = x.to(compute_dtype(x.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
     rotated = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)

@@ -29,7 +29,7 @@ def peak(build: str, *arguments: Any, warm: bool) -> int:
     """
     if not Path("/proc/self/clear_refs").exists():
         raise OSError("peak memory needs Linux's /proc")
-    command = [sys.executable, "-m", "ppma.bench.memory", json.dumps([build, arguments, warm])]
+    command = [sys.executable, "-m", "ppma.measure.memory", json.dumps([build, arguments, warm])]
     run = subprocess.run(command, env={**os.environ, **_MALLOC}, capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(f"measuring memory failed:\n{run.stderr.strip()}")

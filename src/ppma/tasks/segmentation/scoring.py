@@ -12,7 +12,7 @@ from ppma.data.ade20k import Ade20kDataConfig
 
 
 @dataclass(frozen=True)
-class TestConfig:
+class InferenceConfig:
     """How images are scored in evaluation.
 
     Attributes:
@@ -22,8 +22,6 @@ class TestConfig:
         scales: factors on the scaled size; the probabilities are averaged.
         flip: average with the mirrored image's too.
     """
-
-    __test__ = False  # not a test case, whatever pytest makes of the name
 
     mode: Literal["whole", "slide"] = "whole"
     window: int = 512
@@ -59,14 +57,14 @@ def slide(model: nn.Module, images: Tensor, window: int, stride: int) -> Tensor:
     return total / times
 
 
-def probabilities(model: nn.Module, image: Tensor, data: Ade20kDataConfig, test: TestConfig) -> Tensor:
+def probabilities(model: nn.Module, image: Tensor, data: Ade20kDataConfig, test: InferenceConfig) -> Tensor:
     """Probabilities (classes, H, W) for the pixels of one image.
 
     Args:
         model: in evaluation mode.
         image: (3, H, W) in [0, 1], as it came.
         data: says how it is scaled and normalised.
-        test: see there.
+        test: see `InferenceConfig`.
     """
     mean, std = (torch.tensor(values, device=image.device)[:, None, None] for values in (data.mean, data.std))
     normal = ((image - mean) / std)[None]
@@ -85,7 +83,7 @@ def probabilities(model: nn.Module, image: Tensor, data: Ade20kDataConfig, test:
     return total / (len(test.scales) * (2 if test.flip else 1))
 
 
-def _score(model: nn.Module, images: Tensor, test: TestConfig) -> Tensor:
+def _score(model: nn.Module, images: Tensor, test: InferenceConfig) -> Tensor:
     if test.mode == "slide":
         return slide(model, images, test.window, test.stride)
     return model(images).main.float()

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ppma.data.errors import BrokenSampleError
 from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, TooManyBrokenError
-from ppma.engine.task import BrokenSampleError
 
 REPLACEMENTS = 20  # how often another sample is tried in place of a broken one
 
@@ -216,3 +216,21 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(to_device(item, device) for item in value)
     return value
+
+
+def seed_process(seed: int, rank: int = 0, *, deterministic: bool = False) -> None:
+    """Seed Python, NumPy and torch; processes of one run differ by their rank.
+
+    Args:
+        seed: of the run.
+        rank: of the process.
+        deterministic: choose deterministic GPU kernels too, where there are any.
+    """
+    mixed = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+    if deterministic:
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,34 +1,38 @@
-"""What using a trained detector and a trained segmenter have in common: data, images."""
+"""What detection and segmentation share in evaluation and prediction: data, batches, drawings."""
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from PIL import Image
+from torch import Tensor
 
 from ppma import config as configs
 from ppma.data.decoding import Report, image_files, read_images
 from ppma.recipes import is_recipe
-from ppma.tasks.dense.config import DenseConfig
+from ppma.tasks.base import Prediction
 from ppma.tasks.registry import load_config
 
-Config = TypeVar("Config", bound=DenseConfig)
+Config = TypeVar("Config")
 
 
-def data_configuration(stored: Config, data: str, assignments: Iterable[str]) -> Config:
+def data_configuration(stored: Config, task: str, data: str, assignments: Iterable[str]) -> Config:
     """The configuration of an evaluation.
 
     Args:
-        stored: the checkpoint's.
+        stored: the checkpoint's; all of its fields are fields of the task's configuration too.
+        task: the checkpoint's.
         data: a recipe, or a folder that replaces the stored one's `data.root`.
         assignments: `key=value` changes.
     """
     if is_recipe(data):
         chosen = load_config(data, assignments)
-        if not isinstance(chosen, type(stored)):
-            raise configs.ConfigError(f"{data}: expected a {stored.task}, as the checkpoint is, got {chosen.task}")
-        return chosen
+        if chosen.task != task:
+            raise configs.ConfigError(f"{data}: expected a {task}, as the checkpoint is, got {chosen.task}")
+        return type(stored)(**{field.name: getattr(chosen, field.name) for field in dataclasses.fields(stored)})  # type: ignore[arg-type]
     if not Path(data).is_dir():
         raise ValueError(f"data: expected a recipe or a folder, got {data!r}")
     values = configs.override(configs.to_dict(stored), [f"data.root={data}", *assignments])
@@ -42,7 +46,7 @@ def open_pictures(
 
     Args:
         images: paths; a folder stands for the images in it.
-        out: a file for one image, a folder for several; None for NAME_overlay.png where the command runs.
+        out: see `DrawingOptions`.
         report: see `read_images`.
     """
     paths, problems = image_files(images)
@@ -75,6 +79,29 @@ def _targets(paths: Sequence[Path], out: Path | None) -> dict[Path, Path]:
         if not os.access(parent, os.W_OK):
             raise ValueError(f"out: {parent}: expected a folder that can be written to")
     return targets
+
+
+@dataclass(frozen=True)
+class DrawingOptions:
+    """Where drawings go.
+
+    Attributes:
+        out: a file for one image, a folder for several; None for NAME_overlay.png where the command runs.
+    """
+
+    out: str | None = None
+
+
+def drawn(path: str, target: Path, values: dict[str, Any], rows: list[str]) -> Prediction:
+    """What was found in an image, and where its drawing lies."""
+    found = {"image": path, "overlay": str(target), **values}
+    return Prediction(found, [f"{path}, drawn in {target}", *(f"  {row}" for row in rows)])
+
+
+def collate(samples: list[tuple[Tensor, Any]]) -> tuple[list[Tensor], list[Any]]:
+    """Images of their own sizes, and what belongs to each."""
+    images, targets = zip(*samples, strict=True)
+    return list(images), list(targets)
 
 
 def save_drawing(picture: Image.Image, target: Path) -> None:

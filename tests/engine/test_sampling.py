@@ -10,7 +10,7 @@ from stand_in import make
 
 from ppma.engine.distributed import World
 from ppma.engine.evaluation import BrokenSamples, TooManyBrokenError
-from ppma.engine.stream import epoch_order, eval_batches, seeded, train_batches
+from ppma.engine.sampling import epoch_order, eval_batches, seeded, train_batches
 
 
 def batches(*, world=None, steps=range(12), accumulate=1, workers=0, repeats=1, settings=()):

@@ -1,4 +1,4 @@
-"""The authors' checkpoints: their names for our parameters, and the architecture behind the shapes."""
+"""The release's checkpoints: the authors' names for our parameters, and the architecture behind the shapes."""
 
 import re
 from collections import Counter
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ppma import masks
 from ppma.layers.rope import rotary_frequencies
+from ppma.models.checkpoints.weights import CheckpointError, check_tensors
 from ppma.models.config import CONFIGS, BackboneConfig, published_variant
-from ppma.models.files import CheckpointError, check_tensors
 
 _SIGNATURE = "patch_embed.proj.0.weight"
 _BLOCK = r"layers\.(\d{1,4})\.blocks\.(\d{1,4})\."
@@ -68,7 +68,7 @@ def find_weights(checkpoint: Any, *, ema: bool, source: str) -> dict[str, Tensor
     return state
 
 
-def is_authors_layout(state: Mapping[str, Tensor]) -> bool:
+def is_release_layout(state: Mapping[str, Tensor]) -> bool:
     """Whether these are the names of the authors' files."""
     return _SIGNATURE in state
 
@@ -113,7 +113,7 @@ def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) 
         source: named in messages.
         overrides: fields of `BackboneConfig` that replace what was inferred.
     """
-    if not is_authors_layout(state):
+    if not is_release_layout(state):
         raise CheckpointError(f"{source}: expected the weights of a PPMA or RMT backbone, found no {_SIGNATURE!r}")
     blocks = {(int(match[1]), int(match[2])) for name in state if (match := re.match(_BLOCK, name))}
     counts = Counter(stage for stage, _ in blocks)

@@ -1,7 +1,7 @@
 """How the cost of a product with the mask grows: multiplications counted while the real code runs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,13 @@ def count(method: Method, side: int) -> int:
     return counter.multiplications
 
 
-def exponent(sides: tuple[int, int], counts: tuple[int, int]) -> float:
-    """The p of count ~ N^p between two grids of N = side^2 tokens."""
-    return math.log(counts[1] / counts[0]) / (2 * math.log(sides[1] / sides[0]))
+def exponent(sides: Sequence[int], values: Sequence[float]) -> float:
+    """The p of value ~ N^p on grids of N = side^2 tokens: the least-squares slope of log(value) over log(N)."""
+    x = [2 * math.log(side) for side in sides]
+    y = [math.log(value) for value in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
 def table(sides: tuple[int, ...] = (4, 8, 16)) -> str:
@@ -89,7 +93,7 @@ def table(sides: tuple[int, ...] = (4, 8, 16)) -> str:
     ]
     for method in METHODS:
         counts = [count(method, side) for side in sides]
-        power = exponent((sides[-2], sides[-1]), (counts[-2], counts[-1]))
+        power = exponent(sides[-2:], counts[-2:])
         numbers = " | ".join(f"{n:,}" for n in counts)
         lines.append(f"| {method.name} | {method.cost} | {numbers} | {power:.2f} |")
     return "\n".join(lines)

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from ppma.bench import costs
+from ppma.measure import costs
 from ppma.ops import backends, reference
+from ppma.ops.options import AttentionOptions
 
 NAIVE, DECOMPOSED, ALGORITHM_1, SCAN = costs.METHODS
 
@@ -44,10 +45,11 @@ def test_large_attention_holds_no_n_by_n_tensor():
     q, k, v = torch.randn(3, 1, 8, side, side, d)
     log_alpha, log_beta = -torch.rand(2, 1, 8, side, side)
     for combine in ("hadamard", "logit"):
+        options = AttentionOptions(combine, "2d", 1.0)
         with costs.CountMultiplications() as counter:
-            out, stats, first = backends.pytorch.attention(q, k, v, log_alpha, log_beta, combine, "2d", 1.0)
-            backends.pytorch.attention_backward(
-                torch.ones_like(out), q, k, v, log_alpha, log_beta, out, stats, first, combine, "2d", 1.0
+            out, stats, first = backends.pytorch.polyline_attention(q, k, v, log_alpha, log_beta, options)
+            backends.pytorch.polyline_attention_backward(
+                torch.ones_like(out), q, k, v, log_alpha, log_beta, out, stats, first, options
             )
         assert counter.largest <= 1 << 24 < 8 * (side * side) ** 2
 
@@ -57,5 +59,5 @@ def test_linear_attention_holds_no_n_by_d_by_dv_tensor():
     q, k, v = torch.randn(3, 1, 2, side, side, d)
     log_alpha, log_beta = -torch.rand(2, 1, 2, side, side)
     with costs.CountMultiplications() as counter:
-        backends.pytorch.linear(q, k, v, log_alpha, log_beta, "2d")
+        backends.pytorch.linear_attention(q, k, v, log_alpha, log_beta, "2d")
     assert counter.largest <= 1 << 24 < 2 * side * side * d * d
