@@ -87,10 +87,12 @@ def test_export_segmenter_program_at_two_sizes(segmenter, tmp_path, capsys):
     assert max(found.values()) < 1e-5
     program = torch.export.load(target).module()
     model, _, classes = load_segmenter(segmenter)
-    image = torch.randn(3, 3, 40, 33)
-    scores = program(image)
+    image = torch.randn(3, 3, 40, 33, generator=torch.Generator().manual_seed(0))
+    scores, eager = program(image), model(image).main
     assert scores.shape == (3, len(classes), 40, 33)
-    torch.testing.assert_close(scores, model(image).main, rtol=0, atol=1e-5)
+    # The graph's operations are others than the eager ones: both are compared with float64.
+    exact = model.double()(image.double()).main
+    assert (scores - exact).abs().max() <= 4 * (eager - exact).abs().max()
 
 
 @pytest.mark.slow
