@@ -173,7 +173,7 @@ def same_channels(name: str, tensor: Tensor, other_name: str, other: Tensor) -> 
 def broadcast_batch(shapes: dict[str, Sequence[int]]) -> tuple[int, ...]:
     """The common batch axes, by the usual broadcasting rules."""
     first, *others = shapes.values()
-    # torch.broadcast_shapes takes longer than a small kernel; but a comparison would fix sizes that a graph leaves open.
+    # torch.broadcast_shapes takes longer than a small kernel; a comparison would fix sizes that a graph leaves open.
     if not torch.compiler.is_compiling() and all(shape == first for shape in others):
         return tuple(first)
     try:
