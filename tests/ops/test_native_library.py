@@ -11,7 +11,7 @@ import torch
 
 import ppma
 from ppma.ops import backends
-from ppma.ops.backends import native
+from ppma.ops.backends import BackendUnavailableError, native
 from ppma.ops.backends.native import library
 
 ROOT = Path(__file__).parents[2]
@@ -166,13 +166,13 @@ WRONG = {
 
 @pytest.mark.native
 @pytest.mark.parametrize("position_and_change", WRONG.values(), ids=list(WRONG))
-@pytest.mark.parametrize("operator", ["attention", "criss_cross", "linear"])
+@pytest.mark.parametrize("operator", ["polyline_attention", "criss_cross_attention", "linear_attention"])
 def test_operators_refuse_wrong_tensors(operator, position_and_change):
     """Called as `torch.ops.ppma.*`, where no argument was checked before."""
     position, change = position_and_change
     tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
     tensors[position] = change(tensors[position])
-    options = ("2d",) if operator == "linear" else ("hadamard", "2d", 1.0)
+    options = ("2d",) if operator == "linear_attention" else ("hadamard", "2d", 1.0)
     with pytest.raises(ValueError, match="native kernels: expected"):
         getattr(torch.ops.ppma, operator)(*tensors, *options, "native")
 
@@ -192,5 +192,5 @@ def test_operators_refuse_what_another_call_saved():
 @pytest.mark.native
 def test_depthwise_refuses_other_kernel_sizes():
     x = torch.zeros(1, 8, 8, 4)
-    with pytest.raises(ValueError, match="expected a depthwise kernel of size 3 or 5, got 7"):
+    with pytest.raises(BackendUnavailableError, match="expected a depthwise kernel of size 3 or 5, got 7"):
         native.depthwise_conv(x, torch.zeros(4, 1, 7, 7), None, None, False)

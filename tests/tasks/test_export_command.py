@@ -154,7 +154,7 @@ def test_export_segmenter_with_another_mask_is_refused(segmenter, tmp_path, caps
 @pytest.mark.parametrize("command", ["export", "convert"])
 @pytest.mark.parametrize("case", ["folder", "missing", "suffix", "unwritable", "read-only", "under a file"])
 def test_target_is_checked_before_the_work(command, case, segmenter, tmp_path, monkeypatch, capsys):
-    for work in ("ppma_cli.export._subject", "ppma.models.checkpoint.load_checkpoint"):
+    for work in ("ppma_cli.export._subject", "ppma.models.loading.load_checkpoint"):
         monkeypatch.setattr(work, lambda *_, **__: pytest.fail("worked first"))
     suffix = ".pt2" if command == "export" else ".safetensors"
     (tmp_path / f"folder{suffix}").mkdir()

@@ -17,6 +17,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from ppma.ops.backends import pytorch
 from ppma.ops.backends.contract import Backend, BackendUnavailableError
 from ppma.ops.layout import autocast_dtype
 from ppma.ops.options import BACKEND_NAMES as NAMES
@@ -110,7 +111,7 @@ def call(name: str, operator: str, *arguments: Any) -> Any:
         if name != "auto":
             raise
         _warn_once(f"{operator} runs in plain PyTorch: {error}")
-    return getattr(_load("torch"), operator)(*arguments)
+    return getattr(pytorch, operator)(*arguments)
 
 
 def compose(name: str, operator: str, *arguments: Any) -> Any:
@@ -134,7 +135,7 @@ def compose(name: str, operator: str, *arguments: Any) -> Any:
         except BackendUnavailableError:
             if name != "auto":
                 raise
-    return getattr(_load("torch"), operator)(*arguments)
+    return getattr(pytorch, operator)(*arguments)
 
 
 def kernels_serve(name: str, operator: str, *arguments: Any) -> bool:
