@@ -47,6 +47,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import ppma
 from ppma.data.arrays import digits
-from ppma.tasks.classification.inference import predict
+from ppma.tasks.classification.inference import PredictOptions, predict
 from ppma.tasks.run import train
 
 
@@ -76,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
         for start, accuracy in accuracies.items():
             print(f"{start}: {accuracy:.1f} % of the validation images right after {options.steps} steps")
         image = next(path for path in sorted(folder.glob("val/*/*")) if path.is_file())
-        (prediction,) = predict(work / "tuned" / "best.safetensors", [image], top=2)
-        for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
+        tuned = ppma.open_checkpoint(work / "tuned" / "best.safetensors")
+        (prediction,) = predict(tuned, [image], PredictOptions(top=2))
+        for name, probability in zip(*map(prediction.values.get, ("classes", "probabilities")), strict=True):
             print(f"{image.relative_to(folder)} shows {name!r} with probability {probability:.2f}")
     return accuracies
 

@@ -16,7 +16,7 @@ def pytest_runtest_setup(item):
         return
     from ppma.ops.backends.native import library
 
-    reason = library.why_not()
+    reason = library.unsupported_reason()
     if reason is None:
         return
     if os.environ.get("PPMA_TEST_WITHOUT_NATIVE", "0") == "1":

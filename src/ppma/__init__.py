@@ -1,6 +1,6 @@
 """Polyline path masked attention: structured 2D masks for attention, exact and fast."""
 
-from ppma.models import CheckpointError, load_checkpoint, optimize_for_inference, save_checkpoint
+from ppma.models import CheckpointError, load_checkpoint, open_checkpoint, optimize_for_inference, save_checkpoint
 from ppma.ops import (
     BackendUnavailableError,
     criss_cross_attention,
@@ -24,6 +24,7 @@ __all__ = [
     "decomposed_attention",
     "linear_attention",
     "load_checkpoint",
+    "open_checkpoint",
     "optimize_for_inference",
     "polyline_attention",
     "polyline_mask",

@@ -2,6 +2,6 @@
 
 import sys
 
-from ppma.cli import main
+from ppma_cli import main
 
 sys.exit(main())

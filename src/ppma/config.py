@@ -155,6 +155,29 @@ def build(schema: type[Schema], values: Mapping[str, Any], *, source: str = "con
         raise ConfigError(f"{source}: {error}") from None
 
 
+def json_schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of what `build` takes, for editors; no key is required, since a base may bring it.
+
+    Args:
+        kind: a schema, or the type of a field.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, Union):
+        return {"anyOf": [json_schema(argument) for argument in arguments]}
+    if dataclasses.is_dataclass(kind):
+        properties = {name: json_schema(hint) for name, hint in typing.get_type_hints(kind).items()}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return {"type": "array", "items": json_schema(arguments[0])}
+    if origin is tuple:
+        items = [json_schema(argument) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    names = {float: "number", int: "integer", str: "string", bool: "boolean", dict: "object", type(None): "null"}
+    return {"type": names[origin or kind]}
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain values for YAML, the inverse of `build`."""
     return {key: _plain(value) for key, value in dataclasses.asdict(config).items()}

@@ -10,9 +10,10 @@ import pytest
 import timm
 import torch
 
-from ppma.bench import against, floor, memory, models, scaling
+from ppma.bench import against, floor, models
 from ppma.bench.report import MALLOC, Report, environment
-from ppma.bench.timing import Timings, interleave
+from ppma.measure import costs, memory
+from ppma.measure.timing import Timings, interleave
 from ppma.ops import backends
 
 
@@ -63,7 +64,7 @@ def test_peak_memory_is_what_the_call_allocates(monkeypatch):
 
 def test_exponent_of_a_power_law():
     sides = (8, 16, 32)
-    assert scaling.exponent(sides, [3 * (s * s) ** 1.5 for s in sides]) == pytest.approx(1.5)
+    assert costs.exponent(sides, [3 * (s * s) ** 1.5 for s in sides]) == pytest.approx(1.5)
 
 
 def test_floor_replays_the_products_of_the_model():
@@ -87,7 +88,7 @@ def test_variants_run_inference_and_training():
 
 def test_excluded_backends_are_not_used():
     with backends.excluding("native"), pytest.raises(backends.BackendUnavailableError, match="excluded"):
-        backends.resolve("native", "scan", torch.device("cpu"), torch.float32)
+        backends.resolve("native", "polyline_scan", torch.device("cpu"), torch.float32)
 
 
 def test_against_another_operator(tmp_path):
@@ -111,9 +112,9 @@ def test_against_another_operator(tmp_path):
 def test_malloc_is_settled_before_anything_is_measured():
     """The command starts itself again with the thresholds set."""
     code = (
-        "import sys, os; from ppma.bench import command; "
+        "import sys, os; from ppma_cli import bench; "
         "os.execve = lambda path, argv, env: (print(env['MALLOC_TRIM_THRESHOLD_']), sys.exit(0)); "
-        "command._settle_malloc()"
+        "bench._settle_malloc()"
     )
     env = {k: v for k, v in os.environ.items() if k not in MALLOC}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from ppma import cli
-from ppma.bench import command
 from ppma.bench.report import MALLOC
+from ppma_cli import bench, main
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +16,7 @@ def in_this_process(monkeypatch):
 
 @pytest.fixture
 def never_measured(monkeypatch):
-    monkeypatch.setattr(command, "_reports", lambda args: pytest.fail("measured"))
+    monkeypatch.setattr(bench, "_reports", lambda args: pytest.fail("measured"))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def never_measured(monkeypatch):
     ],
 )
 def test_bench_mistakes_are_one_line(words, message, never_measured, capsys):
-    assert cli.main(["bench", *words]) == 2
+    assert main(["bench", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(f"ppma bench: {message}.*", line)
 
@@ -63,13 +62,13 @@ def test_bench_takes_every_ppma_model(name, monkeypatch):
 def test_bench_against_a_broken_implementation_is_one_line(source, message, tmp_path, capsys):
     (tmp_path / "other.py").write_text(source)
     words = ["bench", "against", f"{tmp_path / 'other.py'}:other", "--operator", "polyline_attention", "--rounds", "1"]
-    assert cli.main(words) == 2
+    assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
 
 
 @pytest.mark.parametrize("channels", ["0", "-3", "100000"])
 def test_kernels_with_absurd_channels_is_one_line(channels, capsys):
-    assert cli.main(["kernels", "--report", "--channels", channels]) == 2
+    assert main(["kernels", "--report", "--channels", channels]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"--channels: expected 1 to 256, got {channels}" in line

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from ppma import cli
 from ppma.bench import gpu, roofline, unmasked
 from ppma.bench.roofline import GPUS, MODELS, Stage, predict
 from ppma.ops.backends.triton.work import Work, work_of
+from ppma_cli import main
 
 
 def test_blocks_are_those_of_the_models():
@@ -80,5 +80,5 @@ def test_plain_attentions_have_the_shape_of_masked_ones():
 
 
 def test_kernels_command_prints_predictions(capsys):
-    assert cli.main(["kernels"]) == 0
+    assert main(["kernels"]) == 0
     assert "PPMA-B" in capsys.readouterr().out

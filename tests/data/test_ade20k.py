@@ -12,10 +12,10 @@ from torchvision import tv_tensors
 from ppma.config import ConfigError, build
 from ppma.data.ade20k import SAMPLED_MAPS, Ade20kDataConfig, Ade20kImages, class_names
 from ppma.data.ade20k_transforms import Ade20kAugmentConfig, VariedCrop, train_transform
+from ppma.data.errors import BrokenSampleError
 from ppma.data.label_maps import IGNORED
 from ppma.data.scenes import SEMANTIC_CLASSES, compose
 from ppma.data.scenes_files import write_scenes
-from ppma.engine.task import BrokenSampleError
 
 
 @pytest.fixture

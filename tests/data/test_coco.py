@@ -14,9 +14,9 @@ from ppma.config import ConfigError
 from ppma.data.coco import CocoDataConfig, CocoInstances
 from ppma.data.coco_file import outline_mask, run_lengths
 from ppma.data.coco_transforms import CocoAugmentConfig, RandomSizeCrop, train_transform
+from ppma.data.errors import BrokenSampleError
 from ppma.data.scenes import compose
 from ppma.data.scenes_files import write_scenes
-from ppma.engine.task import BrokenSampleError
 
 PLAIN = train_transform(CocoAugmentConfig(short_sides=(64,), long_side=64, hflip=0))
 SQUARE = [[4.0, 4, 20, 4, 20, 20, 4, 20]]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ppma.data.decoding import decode, image_files, image_size, read_images
-from ppma.engine.task import BrokenSampleError
+from ppma.data.errors import BrokenSampleError
 
 RAMP = np.linspace(0, 1, 256).reshape(16, 16)  # every grey value of 8 bits once
 

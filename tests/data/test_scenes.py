@@ -9,10 +9,10 @@ from PIL import Image
 from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
-from ppma import cli
 from ppma.data.arrays import digit_arrays, digits
 from ppma.data.scenes import SEMANTIC_CLASSES, SPLITS, compose
 from ppma.data.scenes_files import write_scenes
+from ppma_cli import main
 
 SCENES = [compose(split, index, size=96) for split in SPLITS for index in range(20)]
 
@@ -66,8 +66,8 @@ def test_held_out_scenes_have_digits_of_their_own():
 def test_both_layouts_are_written_and_say_the_same(tmp_path, capsys):
     out = tmp_path / "scenes"
     command = ["data", "scenes", "--out", str(out), "--train", "3", "--val", "2", "--size", "64"]
-    assert cli.main(command) == 0
-    assert f"ppma train configs/scenes_maskrcnn_nano.yaml --set data.root={out}" in capsys.readouterr().out
+    assert main(command) == 0
+    assert f"ppma train scenes_maskrcnn_nano data.root={out}" in capsys.readouterr().out
     assert (out / "classes.txt").read_text().split() == list(SEMANTIC_CLASSES)
     for split, coco_name, ade_name, count in (
         ("train", "train2017", "training", 3),
@@ -89,7 +89,7 @@ def test_both_layouts_are_written_and_say_the_same(tmp_path, capsys):
                 assert np.array_equal(np.asarray(labels), scene.semantic + 1)
             twin = out / "images" / ade_name / described["file_name"]
             assert twin.read_bytes() == (out / coco_name / described["file_name"]).read_bytes()
-    assert cli.main(command) == 2
+    assert main(command) == 2
     assert "out: expected a new or empty folder" in capsys.readouterr().err
 
 

@@ -11,17 +11,17 @@ from PIL import Image
 
 from ppma.config import ConfigError, build
 from ppma.data import arrays
+from ppma.data.errors import BrokenSampleError
 from ppma.data.images import (
     AugmentConfig,
     ImageDataConfig,
-    eval_transform,
     open_images,
     open_training_images,
     train_transform,
 )
+from ppma.data.preprocessing import Preprocessing
 from ppma.data.readers import split_folder
 from ppma.data.source import stratified
-from ppma.engine.task import BrokenSampleError
 
 
 def picture(value: int) -> Image.Image:
@@ -277,7 +277,7 @@ def test_data_that_need_a_place_say_so():
 def test_transforms_give_normalised_squares():
     data = ImageDataConfig(name="digits", image_size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_pct=1.0)
     white = Image.fromarray(np.full((8, 8, 3), 255, np.uint8))
-    assert eval_transform(data)(white).shape == (3, 32, 32)
-    assert eval_transform(data)(white).unique().tolist() == [1.0]
+    assert Preprocessing.from_config(data).transform()(white).shape == (3, 32, 32)
+    assert Preprocessing.from_config(data).transform()(white).unique().tolist() == [1.0]
     rich = AugmentConfig(auto_augment="rand-m9-mstd0.5-inc1", color_jitter=0.4, erasing=1.0)
     assert train_transform(data, rich)(white).shape == (3, 32, 32)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import ppma.cli
 from ppma import masks
+from ppma.data import images
 from ppma.models import CONFIGS
+from ppma.tasks import registry
+from ppma_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 BACKBONES = (DOCS / "backbones.md").read_text()
@@ -37,7 +39,8 @@ TOO_LARGE = Path("detection-segmentation.md")
 @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page != TOO_LARGE], ids=str)
 def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(masks, "KINDS", dict(masks.KINDS))  # a page adds a mask of its own
+    for module, name in ((masks, "KINDS"), (registry, "TASKS"), (images, "SOURCES")):  # pages add some of their own
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
     torch.manual_seed(0)
     code = "\n".join(python_blocks(DOCS / page))
     exec(code, {})
@@ -48,7 +51,7 @@ def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def test_table_of_backbones_is_what_info_prints(capsys):
-    assert ppma.cli.main(["info"]) == 0
+    assert main(["info"]) == 0
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header[:5] == ["model", "formulation", "mask", "image", "parameters"]
     assert [row[0] for row in rows] == list(CONFIGS)

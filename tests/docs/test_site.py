@@ -1,7 +1,6 @@
 """Every page is in the navigation, and what pages and README name exists: links, files, commands, options, names."""
 
 import argparse
-import importlib
 import itertools
 import pkgutil
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ppma.cli import COMMANDS
+from ppma_cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -55,7 +54,7 @@ def subcommands_of(parser):
 
 def parser_of(command):
     parser = argparse.ArgumentParser()
-    getattr(importlib.import_module(COMMANDS[command].module), COMMANDS[command].arguments)(parser)
+    COMMANDS[command].add_arguments(parser)
     return parser
 
 
@@ -73,7 +72,7 @@ def test_relative_links_and_pictures_exist(page):
 
 @by_page
 def test_files_named_on_the_page_exist(page):
-    for name in re.findall(r"\b(?:src|tests|docs|examples|configs)/[\w./{},*-]*\w", page.read_text()):
+    for name in re.findall(r"\b(?:src|tests|docs|examples)/[\w./{},*-]*\w", page.read_text()):
         choices = [part.split(",") for part in re.findall(r"\{(.*?)\}", name)]
         template = re.sub(r"\{.*?\}", "{}", name)
         for chosen in itertools.product(*choices):

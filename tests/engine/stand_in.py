@@ -17,9 +17,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
+from ppma.data.errors import BrokenSampleError
 from ppma.engine import distributed, folder
 from ppma.engine.config import RunConfig
-from ppma.engine.task import BrokenSampleError, Metrics, Task
+from ppma.engine.task import Metrics, TrainingTask
 from ppma.engine.trainer import Trainer
 
 
@@ -80,8 +81,8 @@ class ShiftedNorm(nn.BatchNorm2d):
         return super().forward(x + 1) * 2
 
 
-class StandIn(Task[StandInConfig]):
-    best = "accuracy"
+class StandIn(TrainingTask[StandInConfig]):
+    monitor = "accuracy"
 
     def model(self):
         model = nn.Sequential(

@@ -120,8 +120,8 @@ def test_a_synchronised_norm_alone_is_batch_norm(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 5, 3, 4, generator=generator, dtype=torch.float64) + 2
     for kind in (nn.BatchNorm2d, ShiftedNorm):
-        plain, synchronised = kind(5).double(), kind(5).double()
-        distributed.synchronise_batch_norm(synchronised)
+        plain = kind(5).double()
+        synchronised = distributed.synchronise_batch_norm(kind(5).double(), torch.device("cpu"))
         assert isinstance(synchronised, distributed.SyncBatchNorm2d)
         assert isinstance(synchronised, kind)
         inputs = [x.clone().requires_grad_() for _ in range(2)]
@@ -132,3 +132,17 @@ def test_a_synchronised_norm_alone_is_batch_norm(monkeypatch):
         torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(dict(synchronised.named_buffers()), dict(plain.named_buffers()))
         torch.testing.assert_close(synchronised.eval()(x), plain.eval()(x))
+
+
+def test_synchronise_batch_norm_on_cuda_is_pytorchs_own():
+    model = nn.Sequential(nn.BatchNorm2d(5), nn.Sequential(ShiftedNorm(5))).eval()
+    x = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+    for norm in (model[0], model[1][0]):
+        norm.running_mean.fill_(0.5)
+    expected, weight = model(x), model[0].weight
+    converted = distributed.synchronise_batch_norm(model, torch.device("cuda"))
+    assert isinstance(converted[0], nn.SyncBatchNorm)
+    assert isinstance(converted[1][0], nn.SyncBatchNorm)
+    assert isinstance(converted[1][0], ShiftedNorm)
+    assert converted[0].weight is weight
+    torch.testing.assert_close(converted(x), expected)

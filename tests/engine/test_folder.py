@@ -9,7 +9,7 @@ from stand_in import run
 
 from ppma.engine import checkpoint, folder
 from ppma.engine.distributed import World
-from ppma.engine.log import read_rows
+from ppma.engine.logging import read_rows
 
 
 def test_lock_refuses_a_second_process_and_names_the_first(tmp_path):

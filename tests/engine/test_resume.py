@@ -8,7 +8,7 @@ import torch
 from processes import program
 
 from ppma.engine import checkpoint
-from ppma.engine.log import read_rows
+from ppma.engine.logging import read_rows
 
 STEPS = 24  # of the stand-in's defaults: 6 steps in each of 4 epochs, a checkpoint at every second
 LAST = checkpoint.path_of(Path(), STEPS)

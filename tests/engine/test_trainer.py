@@ -25,7 +25,7 @@ from ppma.engine.errors import (
     StoppedError,
     TooManyBrokenError,
 )
-from ppma.engine.log import MetricsLog, read_rows
+from ppma.engine.logging import MetricsLog, read_rows
 from ppma.engine.optim import make_ema
 
 
@@ -127,7 +127,7 @@ def test_ema_follows_a_short_run(tmp_path):
     assert raw["val_accuracy"] > 0.7
     assert averaged["val_accuracy"] >= raw["val_accuracy"] - 0.1
     start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-9", "ema=null", "dropout=0").model
-    weights = [model[0].weight.detach() for model in (start, trainer.model, trainer.usable)]
+    weights = [model[0].weight.detach() for model in (start, trainer.model, trainer.eval_model)]
     assert (weights[2] - weights[1]).norm() < 0.3 * (weights[1] - weights[0]).norm()
 
 

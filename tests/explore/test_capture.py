@@ -135,7 +135,7 @@ def test_the_records_make_the_modules_output(nano, image):
     rows = [torch.einsum("bhij,bhijd->bhd", query_weights(record, (i, j)), v) for i in range(H) for j in range(W)]
     out = torch.stack(rows, 1).flatten(2).unflatten(1, (H, W))
     values = v.movedim(1, -2).flatten(-2)
-    expected = module.proj(module.local.plus(values, out))
+    expected = module.proj(module.local.add(values, out))
     # Both sum the same products in float32 in another order.
     torch.testing.assert_close(outputs[0], expected.detach(), rtol=1e-4, atol=1e-5)
 

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 pytest.importorskip("gradio", reason="the explorer needs gradio: pip install 'ppma[explore]'")
-from ppma import cli
 from ppma.explore import app, images, subject
+from ppma_cli import main
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def taken():
 
 
 def told(capsys, *words):
-    assert cli.main(["explore", *words]) == 2
+    assert main(["explore", *words]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     return said.removeprefix("ppma explore: ").strip()

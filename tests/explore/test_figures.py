@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 import ppma
-from ppma import cli, masks
+from ppma import masks
 from ppma.explore import attention, capture_image, cost, gallery, paths, query_panels, receptive, style, subject
 from ppma.ops import polyline_mask, reference
+from ppma_cli import main
 
 
 def drawn(axis):
@@ -209,22 +210,22 @@ def test_receptive_field(nano):
 )
 def test_command_writes_figures(words, start, tmp_path, capsys):
     out = tmp_path / words[-1]
-    assert cli.main(["figure", *words[:-1], str(out)]) == 0
+    assert main(["figure", *words[:-1], str(out)]) == 0
     assert out.read_bytes().startswith(start)
     assert str(out) in capsys.readouterr().out
 
 
 def test_figures_of_a_checkpoint(nano, tmp_path):
-    """A classifier without a stored preparation, and a backbone without a classifier."""
+    """A classifier without stored preprocessing, and a backbone without a classifier."""
     for name, classes in (("classifier", 1000), ("backbone", 0)):
         model = copy.deepcopy(nano.model)
         model.reset_classifier(classes)
         ppma.save_checkpoint(model, tmp_path / f"{name}.safetensors")
         opened = subject.from_checkpoint(tmp_path / f"{name}.safetensors")
-        assert (opened.trained, opened.data.image_size, len(opened.classes)) == (True, 64, classes)
+        assert (opened.trained, opened.preprocessing.image_size, len(opened.classes)) == (True, 64, classes)
     checkpoint = ["--checkpoint", str(tmp_path / "classifier.safetensors")]
     for words in (["masks", "--stage", "2", "--head", "1"], ["receptive-field", "--images", "1", "--stage", "2"]):
-        assert cli.main(["figure", *words, *checkpoint, "--out", str(tmp_path / "a.png")]) == 0
+        assert main(["figure", *words, *checkpoint, "--out", str(tmp_path / "a.png")]) == 0
 
 
 @pytest.mark.parametrize("path", ["v2h", "h2v"])
@@ -296,7 +297,7 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("text")
     (tmp_path / "folder.png").mkdir()
-    assert cli.main(["figure", *words]) == 2
+    assert main(["figure", *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"ppma figure: {message}")
     assert said.count("\n") == 1
@@ -308,7 +309,7 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 )
 def test_malformed_pairs_are_told(words, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["figure", *words, "--out", "a.png"])
+        main(["figure", *words, "--out", "a.png"])
     assert ended.value.code == 2
     assert f"expected two whole numbers such as 3,4, got '{words[-1]}'" in capsys.readouterr().err
 
@@ -319,7 +320,7 @@ def test_unwritable_out_is_found_before_the_work(capsys, tmp_path, monkeypatch):
 
     monkeypatch.setattr(style.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(cost, "measure", lambda *args, **options: pytest.fail("measured first"))
-    assert cli.main(["figure", "cost", "--out", str(tmp_path / "a.png")]) == 2
+    assert main(["figure", "cost", "--out", str(tmp_path / "a.png")]) == 2
     assert f"out: expected a folder to write in, got {tmp_path}: Permission denied" in capsys.readouterr().err
 
 
@@ -331,7 +332,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_file(name, capsys, tmp_path, mon
     (tmp_path / name).write_text("old")
     monkeypatch.setattr(style, "write_atomically", full)
     words = ["attention", "--stage", "4", *(["--frames", "1"] if name == "a.gif" else [])]
-    assert cli.main(["figure", *words, "--out", str(tmp_path / name)]) == 2
+    assert main(["figure", *words, "--out", str(tmp_path / name)]) == 2
     said = capsys.readouterr().err
     assert (
         said

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from ppma import config as configs
+from ppma import recipes
 from ppma.engine.config import RunConfig
 from ppma.tasks.registry import load_config
 
-RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+RECIPES = sorted(Path(recipes.__file__).parent.glob("*.yaml"))
 SECONDS = 5.0  # for one recipe, on a busy machine
 
 VALUES = [

@@ -21,9 +21,9 @@ from ppma.data.ade20k import Ade20kDataConfig, Ade20kImages
 from ppma.data.coco import CocoDataConfig, CocoInstances
 from ppma.data.coco_transforms import CocoAugmentConfig, train_transform
 from ppma.data.decoding import decode
+from ppma.data.errors import BrokenSampleError
 from ppma.data.label_maps import IGNORED
 from ppma.data.scenes_files import write_scenes
-from ppma.engine.task import BrokenSampleError
 from ppma.tasks.detection.metrics import CocoMetrics
 
 SEED = int(os.environ.get("PPMA_FUZZ_SEED", "0"))

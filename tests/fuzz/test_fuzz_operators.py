@@ -14,7 +14,7 @@ import torch
 
 import ppma
 from ppma.ops import dense
-from ppma.ops.layout import ND_PATHS
+from ppma.ops.options import ND_PATHS, AttentionOptions
 from ppma.testing import error_budget, outputs_and_gradients
 
 QUICK, SLOW, BLOCK = 300, 20_000, 50
@@ -149,16 +149,16 @@ class Case:
 
     def _dense(self, *tensors):
         if self.operator == "scan_nd":
-            return dense.scan(tensors[0], tensors[1:], ND_PATHS[self.paths])
+            return dense.polyline_scan(tensors[0], tensors[1:], ND_PATHS[self.paths])
         if self.operator == "scan":
             x, log_alpha, log_beta = tensors
-            return dense.scan(x, [log_beta, log_alpha], ND_PATHS[self.paths])
+            return dense.polyline_scan(x, [log_beta, log_alpha], ND_PATHS[self.paths])
         if self.operator == "linear":
-            return dense.linear(*tensors, self.paths)
+            return dense.linear_attention(*tensors, self.paths)
         scale = self.d**-0.5 if self.scale is None else self.scale
         if self.operator == "criss_cross":
-            return dense.criss_cross(*tensors, self.combine, self.paths, scale)
-        return dense.attention(*tensors, self.combine, self.paths, scale)[0]
+            return dense.criss_cross_attention(*tensors, AttentionOptions(self.combine, self.paths, scale))
+        return dense.polyline_attention(*tensors, AttentionOptions(self.combine, self.paths, scale))[0]
 
     def roundings(self):
         """One for each term that a result sums: channels, tokens, edges of two paths; a gradient sums batches too."""

@@ -3,7 +3,6 @@
 Cases follow from a seed, which a failure prints; `PPMA_FUZZ_SEED` chooses another.
 """
 
-import dataclasses
 import importlib.util
 import io
 import json
@@ -21,14 +20,15 @@ import safetensors.torch
 import torch
 
 import ppma
-from ppma.classifier import Preparation, load_classifier, save_classifier
 from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.coco import CocoDataConfig
+from ppma.data.preprocessing import Preprocessing
 from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone
+from ppma.models.loading import load_classifier, save_checkpoint
 from ppma.tasks.dense.weights import save_model
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN
-from ppma.tasks.detection.task import load_detector
+from ppma.tasks.detection.weights import load_detector
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet
 from ppma.tasks.segmentation.weights import load_segmenter
@@ -111,7 +111,8 @@ def write_detector(path):
 
 def write_classifier(path):
     model = PolylineBackbone(CONFIG)
-    save_classifier(model, path, dataclasses.replace(Preparation.published(model), classes=("a", "b", "c")))
+    preprocessing = Preprocessing.from_timm(model.pretrained_cfg)
+    save_checkpoint(model, path, preprocessing=preprocessing, classes=("a", "b", "c"))
 
 
 def torch_file(contents, **options):

@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ppma.layers import rotary_table
-from ppma.ops.rotary import rotate
+from ppma.ops.backends.pytorch.block import rotate
 
 CPU = torch.device("cpu")
 

@@ -14,6 +14,7 @@ from transcription import BASE, SMALL, TINY, random_weights
 
 import ppma
 from ppma.models import CONFIGS, CheckpointError
+from ppma.models.checkpoints import release
 
 # Small enough to be quick; the shapes are no published variant's.
 TOY = dataclasses.replace(TINY, depths=(1, 1, 1, 1), dims=(16, 16, 32, 32), heads=(2, 2, 2, 2))
@@ -78,7 +79,7 @@ def test_backbones_inside_detection_and_segmentation_files(tmp_path):
 )
 def test_architecture_is_inferred_from_shapes(name, arch):
     state = {key: tensor.to("meta") if "Relpos" not in key else tensor for key, tensor in random_weights(arch).items()}
-    inferred = ppma.models.authors.infer_config(state, source="test")
+    inferred = release.infer_config(state, source="test")
     assert inferred == CONFIGS[name].replace(formulation="release")
 
 

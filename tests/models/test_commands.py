@@ -9,8 +9,8 @@ import torch
 from transcription import TINY, random_weights
 
 import ppma
-from ppma import cli
 from ppma.models import BackboneConfig, PolylineBackbone
+from ppma_cli import main
 
 SMALL = BackboneConfig(
     depths=(1, 1),
@@ -33,7 +33,7 @@ def weights(tmp_path):
 
 
 def test_info_shows_the_parts_of_a_model(capsys):
-    assert cli.main(["info", "ppma_tiny", "--formulation", "release", "--mask", "none"]) == 0
+    assert main(["info", "ppma_tiny", "--formulation", "release", "--mask", "none"]) == 0
     title, _, header, *lines = capsys.readouterr().out.splitlines()
     assert title.startswith("release formulation, mask none, image 224x224")
     assert header.split() == [
@@ -52,7 +52,7 @@ def test_info_shows_the_parts_of_a_model(capsys):
 
 
 def test_info_for_machines(weights, capsys):
-    assert cli.main(["info", weights, "--json", "--size", "32", "48"]) == 0
+    assert main(["info", weights, "--json", "--size", "32", "48"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["size"] == [32, 48]
     assert document["parameters"] == sum(p.numel() for p in PolylineBackbone(SMALL).parameters())
@@ -68,23 +68,23 @@ def test_convert_writes_what_load_checkpoint_reads(tmp_path, capsys):
     )
     source, target = str(tmp_path / "best.pth"), str(tmp_path / "ours.safetensors")
     kinds = ["--kinds", "criss_cross", "criss_cross", "full", "full"]
-    assert cli.main(["convert", source, target, "--ema", *kinds]) == 0
+    assert main(["convert", source, target, "--ema", *kinds]) == 0
     assert "mask 2d" in capsys.readouterr().out
     image = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         expected = ppma.load_checkpoint(source, ema=True, kinds=kinds[1:])(image)
         assert torch.equal(ppma.load_checkpoint(target)(image), expected)
-    assert cli.main(["convert", source, target]) == 2
+    assert main(["convert", source, target]) == 2
     assert "no published variant" in capsys.readouterr().err
-    assert cli.main(["convert", source, "ours.pth"]) == 2
+    assert main(["convert", source, "ours.pth"]) == 2
     assert "OUT: expected a name that ends in .safetensors, got 'ours.pth'" in capsys.readouterr().err
-    assert cli.main(["convert", "nowhere.pth", target]) == 2
+    assert main(["convert", "nowhere.pth", target]) == 2
     assert "found none at nowhere.pth" in capsys.readouterr().err
 
 
 def test_export_writes_a_program_and_compares_it(weights, tmp_path, capsys):
     target = tmp_path / "small.pt2"
-    assert cli.main(["export", weights, str(target), "--size", "40", "56"]) == 0
+    assert main(["export", weights, str(target), "--size", "40", "56"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{target}: image (batch, 3, height, width) to class scores; torch.export")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["40x56", "72x73"]
@@ -93,7 +93,7 @@ def test_export_writes_a_program_and_compares_it(weights, tmp_path, capsys):
 
 def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
     target = tmp_path / "small.onnx"
-    assert cli.main(["export", weights, str(target), "--size", "32", "40", "--static"]) == 0
+    assert main(["export", weights, str(target), "--size", "32", "40", "--static"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{target}: image (1, 3, 32, 40) to class scores; ONNX opset 20, compared in onnxruntime:"
     assert float(lines[1].split()[5]) < 1e-5
@@ -117,12 +117,12 @@ def test_export_writes_onnx_and_compares_it(weights, tmp_path, capsys):
     ],
 )
 def test_mistakes_are_one_line(words, message, capsys):
-    assert cli.main(words) == 2
+    assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
 
 
 @pytest.mark.parametrize("size", [("1", "1"), ("33", "47"), ("4096", "2000")])
 def test_info_takes_any_size(size, weights, capsys):
-    assert cli.main(["info", weights, "--size", *size]) == 0
+    assert main(["info", weights, "--size", *size]) == 0
     assert f"image {size[0]}x{size[1]}" in capsys.readouterr().out

@@ -19,8 +19,8 @@ from PIL import Image
 from transcription import TINY, Architecture, random_weights
 
 import ppma
-from ppma import cli
-from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone, files
+from ppma.models import BackboneConfig, Checkpoint, CheckpointError, PolylineBackbone, open_checkpoint
+from ppma_cli import main
 
 KINDS = ("criss_cross", "criss_cross", "full", "full")
 SMALL = BackboneConfig(
@@ -314,8 +314,8 @@ def test_absurd_weights_in_the_authors_layout(change, message, tmp_path):
     refused(tmp_path / "best.pth", re.escape(message).replace(r"\ ", " "), kinds=KINDS)
 
 
-def test_classifier_with_absurd_preparation(state, tmp_path):
-    from ppma.classifier import load_classifier
+def test_classifier_with_absurd_preprocessing(state, tmp_path):
+    from ppma.models.loading import load_classifier
 
     good = {"classes": list("abc"), "image_size": 8, "interpolation": "bicubic", "mean": [0.0] * 3, "std": [1.0] * 3}
     good["crop_pct"] = 1.0
@@ -323,7 +323,7 @@ def test_classifier_with_absurd_preparation(state, tmp_path):
     def load(text):
         return load_classifier(write(tmp_path / "m.safetensors", state, ppma_classification=text))
 
-    assert load(json.dumps(good))[1].classes == ("a", "b", "c")
+    assert load(json.dumps(good))[2] == ("a", "b", "c")
     for change, message in (
         ({"image_size": 10**9}, "image_size: expected 1 to 16384"),
         ({"classes": ["a"]}, "expected the names of 3 classes, got 1"),
@@ -350,7 +350,7 @@ def test_every_command_refuses_in_one_line(state, tmp_path, capsys):
         ["predict", bad, image],
         ["eval", bad, "--data", "digits"],
     ):
-        assert cli.main([str(word) for word in words]) == 2
+        assert main([str(word) for word in words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "bad.safetensors: ppma_config: depths: expected a whole number" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.safetensors", "image.png"]
@@ -379,5 +379,5 @@ def test_code_is_loaded_from_no_file():
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource")
 def test_reading_a_header_reads_no_tensors(state, tmp_path, monkeypatch):
     path = write(tmp_path / "m.safetensors", state, ppma_segmentation="{}")
-    monkeypatch.setattr(files, "read_safetensors", lambda path: pytest.fail("read"))
-    assert files.larger_model(path) == "segmentation"
+    monkeypatch.setattr(Checkpoint, "contents", property(lambda self: pytest.fail("read")))
+    assert open_checkpoint(path).task == "segmentation"

@@ -11,9 +11,9 @@ from timm.models import save_for_hf
 from transcription import TINY, random_weights
 
 import ppma
-from ppma import cli
 from ppma.masks import KINDS
 from ppma.models import CONFIGS, CheckpointError, PolylineBackbone
+from ppma_cli import main
 
 FORMULATIONS = ("paper", "release")
 TOY = {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32), "heads": (2, 2, 2, 2), "num_classes": 7, "head_width": 24}
@@ -81,7 +81,7 @@ def test_our_file_every_mask(mask, formulation, tmp_path):
     assert_same(timm.create_model("ppma_tiny", pretrained=True, pretrained_cfg_overlay=overlay), model)
     features = timm.create_model("ppma_nano", pretrained=True, pretrained_cfg_overlay=overlay, features_only=True)
     assert_same_features(features, model)
-    assert cli.main(["convert", str(path), str(tmp_path / "again.safetensors")]) == 0
+    assert main(["convert", str(path), str(tmp_path / "again.safetensors")]) == 0
     assert_same(ppma.load_checkpoint(tmp_path / "again.safetensors"), model)
 
 
@@ -245,7 +245,7 @@ def test_authors_layout_through_every_way(mask, theirs, tmp_path):
         with pytest.raises(RuntimeError):
             timm.create_model("ppma_tiny", checkpoint_path=path, **other)
     target = tmp_path / "ours.safetensors"
-    assert cli.main(["convert", str(path), str(target), "--mask", mask, "--kinds", *ATTENTIONS]) == 0
+    assert main(["convert", str(path), str(target), "--mask", mask, "--kinds", *ATTENTIONS]) == 0
     assert_same(ppma.load_checkpoint(target), model)
 
 

@@ -29,8 +29,8 @@ def roundings(grid, d):
 
 
 ATTENTIONS = [
-    pytest.param(ppma.polyline_attention, {"combine": "hadamard"}, id="vanilla-hadamard"),
-    pytest.param(ppma.polyline_attention, {"combine": "logit"}, id="vanilla-logit"),
+    pytest.param(ppma.polyline_attention, {"combine": "hadamard"}, id="full-hadamard"),
+    pytest.param(ppma.polyline_attention, {"combine": "logit"}, id="full-logit"),
     pytest.param(ppma.criss_cross_attention, {"combine": "hadamard"}, id="criss-cross-hadamard"),
     pytest.param(ppma.criss_cross_attention, {"combine": "logit"}, id="criss-cross-logit"),
     pytest.param(ppma.linear_attention, {}, id="linear"),

@@ -17,12 +17,12 @@ def inputs(grid, dtype=torch.float64):
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("paths", ["v2h", "h2v", "2d"])
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
-@pytest.mark.parametrize("name", ["attention", "criss_cross"])
+@pytest.mark.parametrize("name", ["polyline_attention", "criss_cross_attention"])
 def test_dense_form_is_the_operator(name, combine, paths, grid):
     operator = getattr(torch.ops.ppma, name).default
     arguments = (*inputs(grid), combine, paths, 0.3, "torch")
     expected, dense = operator(*arguments), decompositions.table()[operator](*arguments)
-    if name == "criss_cross":
+    if name == "criss_cross_attention":
         expected, dense = [expected], [dense]
     for ours, theirs in zip(dense, expected, strict=True):
         assert ours.dtype == theirs.dtype
@@ -30,13 +30,13 @@ def test_dense_form_is_the_operator(name, combine, paths, grid):
     assert dense[0].movedim(1, -2).is_contiguous()
 
 
-@pytest.mark.parametrize("name", ["attention", "criss_cross"])
+@pytest.mark.parametrize("name", ["polyline_attention", "criss_cross_attention"])
 def test_half_precision_is_computed_in_float32(name):
     operator = getattr(torch.ops.ppma, name).default
     q, k, v, log_alpha, log_beta = inputs((4, 6), torch.bfloat16)
     arguments = (q, k, v, log_alpha.float(), log_beta.float(), "logit", "2d", 0.3, "torch")
     expected, dense = operator(*arguments), decompositions.table()[operator](*arguments)
-    if name == "attention":
+    if name == "polyline_attention":
         expected, dense = expected[0], dense[0]
     assert dense.dtype == torch.bfloat16
     # both round the same float32 numbers once, which may differ in their last bits
@@ -46,8 +46,10 @@ def test_half_precision_is_computed_in_float32(name):
 def test_a_captured_graph_loses_its_operators():
     class Attend(torch.nn.Module):
         def forward(self, q, k, v, log_alpha, log_beta):
-            full, _, _ = torch.ops.ppma.attention(q, k, v, log_alpha, log_beta, "hadamard", "2d", 0.3, "auto")
-            return full + torch.ops.ppma.criss_cross(q, k, full, log_alpha, log_beta, "logit", "2d", 0.3, "auto")
+            full, _, _ = torch.ops.ppma.polyline_attention(q, k, v, log_alpha, log_beta, "hadamard", "2d", 0.3, "auto")
+            return full + torch.ops.ppma.criss_cross_attention(
+                q, k, full, log_alpha, log_beta, "logit", "2d", 0.3, "auto"
+            )
 
     height, width = torch.export.Dim("height", min=2), torch.export.Dim("width", min=2)
     shapes = {2: height, 3: width}

@@ -8,7 +8,7 @@ import timm
 import torch
 
 import ppma
-from ppma.ops import local, rotary
+from ppma.ops import depthwise, rotary
 from ppma.testing import outputs_and_gradients, random_log_decay
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64]
@@ -83,7 +83,9 @@ def test_half_precision_values_under_default_dtype(name, dtype):
 def test_depthwise_under_default_dtype(gelu, dtype):
     x, base = torch.randn(2, 2, 4, 5, 8, generator=GENERATOR)
     inputs = [x, torch.randn(8, 1, 3, 3, generator=GENERATOR), torch.randn(8, generator=GENERATOR), base]
-    assert_same_bits(lambda: outputs_and_gradients(functools.partial(local.depthwise_add, gelu=gelu), inputs), dtype)
+    assert_same_bits(
+        lambda: outputs_and_gradients(functools.partial(depthwise.depthwise_conv, gelu=gelu), inputs), dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ppma
-from ppma.ops import local, rotary
+from ppma.ops import depthwise, rotary
 
 BACKENDS = ["reference", "torch", "auto", pytest.param("native", marks=pytest.mark.native)]
 ATTENTIONS = {
@@ -81,7 +81,7 @@ def test_empty_batch_on_several_threads(name, threads):
 def test_depthwise_of_empty_batch(size, with_base, gelu):
     x, weight, bias, base = leaves((0, 3, 4, 8), (8, 1, size, size), (8,), (0, 3, 4, 8))
     tensors = [x, weight, bias, *([base] if with_base else [])]
-    assert_empty(local.depthwise_add(*tensors, gelu=gelu), tensors)
+    assert_empty(depthwise.depthwise_conv(*tensors, gelu=gelu), tensors)
 
 
 def test_rotary_of_empty_batch():
@@ -107,12 +107,12 @@ def test_native_operators_refuse_empty_grids_and_channels_themselves(shape):
     """Called as `torch.ops.ppma.*`, where no argument was checked before; a kernel would divide by zero."""
     x, decay = torch.zeros(shape), torch.zeros(shape[:-1])
     calls = [
-        lambda: torch.ops.ppma.scan(x, [decay, decay], "both", "native"),
-        lambda: torch.ops.ppma.scan_backward(x, x, [decay, decay], "both", "native"),
-        lambda: torch.ops.ppma.attention(x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
-        lambda: torch.ops.ppma.criss_cross_backward(x, x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
-        lambda: torch.ops.ppma.linear(x, x, x, decay, decay, "2d", "native"),
-        lambda: torch.ops.ppma.linear_backward(x, x, x, x, decay, decay, "2d", "native"),
+        lambda: torch.ops.ppma.polyline_scan(x, [decay, decay], "both", "native"),
+        lambda: torch.ops.ppma.polyline_scan_backward(x, x, [decay, decay], "both", "native"),
+        lambda: torch.ops.ppma.polyline_attention(x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
+        lambda: torch.ops.ppma.criss_cross_attention_backward(x, x, x, x, decay, decay, "logit", "2d", 1.0, "native"),
+        lambda: torch.ops.ppma.linear_attention(x, x, x, decay, decay, "2d", "native"),
+        lambda: torch.ops.ppma.linear_attention_backward(x, x, x, x, decay, decay, "2d", "native"),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="at least one token and channel"):

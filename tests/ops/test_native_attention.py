@@ -273,12 +273,12 @@ def test_opcheck(combine, paths):
     # A view whose heads are not the second axis in memory, as a fused projection gives it.
     tensors[0] = torch.randn(1, 3, 4, 2, 4).movedim(3, 1)
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-    torch.library.opcheck(torch.ops.ppma.attention.default, (*leaves, *options))
-    torch.library.opcheck(torch.ops.ppma.criss_cross.default, (*leaves, *options))
-    saved = torch.ops.ppma.attention(*tensors, *options)
+    torch.library.opcheck(torch.ops.ppma.polyline_attention.default, (*leaves, *options))
+    torch.library.opcheck(torch.ops.ppma.criss_cross_attention.default, (*leaves, *options))
+    saved = torch.ops.ppma.polyline_attention(*tensors, *options)
     grad = torch.randn_like(saved[0])
-    torch.library.opcheck(torch.ops.ppma.attention_backward.default, (grad, *tensors, *saved, *options))
-    torch.library.opcheck(torch.ops.ppma.criss_cross_backward.default, (grad, *tensors, *options))
+    torch.library.opcheck(torch.ops.ppma.polyline_attention_backward.default, (grad, *tensors, *saved, *options))
+    torch.library.opcheck(torch.ops.ppma.criss_cross_attention_backward.default, (grad, *tensors, *options))
 
 
 MEMORY = """

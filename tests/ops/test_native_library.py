@@ -11,7 +11,7 @@ import torch
 
 import ppma
 from ppma.ops import backends
-from ppma.ops.backends import native
+from ppma.ops.backends import BackendUnavailableError, native
 from ppma.ops.backends.native import library
 
 ROOT = Path(__file__).parents[2]
@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 def test_auto_takes_the_fastest_instruction_set_of_this_cpu():
     assert library.isa() == library.available()[0]
     assert library.available()[-1] == "portable"
-    assert backends.resolve("auto", "criss_cross", torch.device("cpu"), torch.float32) is native
+    assert backends.resolve("auto", "criss_cross_attention", torch.device("cpu"), torch.float32) is native
 
 
 def test_says_why_it_cannot_serve_a_tensor():
-    assert "CPU" in str(native.why_not(torch.device("cuda"), torch.float32))
-    assert "float32" in str(native.why_not(torch.device("cpu"), torch.float64))
+    assert "CPU" in str(native.unsupported_reason(torch.device("cuda"), torch.float32))
+    assert "float32" in str(native.unsupported_reason(torch.device("cpu"), torch.float64))
 
 
 def test_says_that_it_was_not_built(monkeypatch, tmp_path):
@@ -40,13 +40,13 @@ def test_says_that_it_was_not_built(monkeypatch, tmp_path):
 def test_says_that_it_does_not_load(monkeypatch, tmp_path):
     (tmp_path / "libppma_portable.so").write_text("not a library")
     monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
-    assert "does not load" in str(library.why_not())
+    assert "does not load" in str(library.unsupported_reason())
 
 
 @pytest.mark.native
 def test_refuses_an_unknown_instruction_set(monkeypatch):
     monkeypatch.setenv("PPMA_NATIVE_ISA", "avx3")
-    assert "expected one of" in str(library.why_not())
+    assert "expected one of" in str(library.unsupported_reason())
 
 
 @pytest.mark.native
@@ -166,13 +166,13 @@ WRONG = {
 
 @pytest.mark.native
 @pytest.mark.parametrize("position_and_change", WRONG.values(), ids=list(WRONG))
-@pytest.mark.parametrize("operator", ["attention", "criss_cross", "linear"])
+@pytest.mark.parametrize("operator", ["polyline_attention", "criss_cross_attention", "linear_attention"])
 def test_operators_refuse_wrong_tensors(operator, position_and_change):
     """Called as `torch.ops.ppma.*`, where no argument was checked before."""
     position, change = position_and_change
     tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
     tensors[position] = change(tensors[position])
-    options = ("2d",) if operator == "linear" else ("hadamard", "2d", 1.0)
+    options = ("2d",) if operator == "linear_attention" else ("hadamard", "2d", 1.0)
     with pytest.raises(ValueError, match="native kernels: expected"):
         getattr(torch.ops.ppma, operator)(*tensors, *options, "native")
 
@@ -180,15 +180,17 @@ def test_operators_refuse_wrong_tensors(operator, position_and_change):
 @pytest.mark.native
 def test_operators_refuse_what_another_call_saved():
     tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
-    out, stats, first = torch.ops.ppma.attention(*tensors, "hadamard", "2d", 1.0, "native")
+    out, stats, first = torch.ops.ppma.polyline_attention(*tensors, "hadamard", "2d", 1.0, "native")
     with pytest.raises(ValueError, match="native kernels: expected"):
-        torch.ops.ppma.attention_backward(out, *tensors, out, stats, first, "logit", "2d", 1.0, "native")
+        torch.ops.ppma.polyline_attention_backward(out, *tensors, out, stats, first, "logit", "2d", 1.0, "native")
     with pytest.raises(ValueError, match="native kernels: expected"):
-        torch.ops.ppma.attention_backward(out[..., :4], *tensors, out, stats, first, "hadamard", "2d", 1.0, "native")
+        torch.ops.ppma.polyline_attention_backward(
+            out[..., :4], *tensors, out, stats, first, "hadamard", "2d", 1.0, "native"
+        )
 
 
 @pytest.mark.native
 def test_depthwise_refuses_other_kernel_sizes():
     x = torch.zeros(1, 8, 8, 4)
-    with pytest.raises(ValueError, match="expected a depthwise kernel of size 3 or 5, got 7"):
-        native.depthwise_add(x, torch.zeros(4, 1, 7, 7), None, None, False)
+    with pytest.raises(BackendUnavailableError, match="expected a depthwise kernel of size 3 or 5, got 7"):
+        native.depthwise_conv(x, torch.zeros(4, 1, 7, 7), None, None, False)

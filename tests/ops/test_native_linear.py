@@ -99,8 +99,8 @@ def test_strides(dv):
     grad = torch.ones(()).expand(v.shape)
 
     def run(q, k, v, log_alpha, log_beta, grad):
-        out = torch.ops.ppma.linear(q, k, v, log_alpha, log_beta, "2d", "native")
-        return [out, *torch.ops.ppma.linear_backward(grad, q, k, v, log_alpha, log_beta, "2d", "native")]
+        out = torch.ops.ppma.linear_attention(q, k, v, log_alpha, log_beta, "2d", "native")
+        return [out, *torch.ops.ppma.linear_attention_backward(grad, q, k, v, log_alpha, log_beta, "2d", "native")]
 
     plain = run(q, k, v, log_alpha, log_beta, grad.contiguous())
     for others in (slices, first):
@@ -169,9 +169,9 @@ def test_decomposed_attention_is_the_same_kernel():
 @pytest.mark.parametrize("paths", PATHS)
 def test_opcheck(paths):
     tensors = [tensor.requires_grad_() for tensor in inputs((3, 4), 3, 5)]
-    torch.library.opcheck(torch.ops.ppma.linear.default, (*tensors, paths, "native"))
+    torch.library.opcheck(torch.ops.ppma.linear_attention.default, (*tensors, paths, "native"))
     tensors = [tensor.detach() for tensor in tensors]
-    torch.library.opcheck(torch.ops.ppma.linear_backward.default, (tensors[2], *tensors, paths, "native"))
+    torch.library.opcheck(torch.ops.ppma.linear_attention_backward.default, (tensors[2], *tensors, paths, "native"))
 
 
 def _peak_of_a_large_grid(queue):

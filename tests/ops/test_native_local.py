@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ppma.ops import backends, local, rotary
+from ppma.ops import backends, depthwise, rotary
 from ppma.ops.backends.native import library
 from ppma.testing import assert_accurate, outputs_and_gradients
 
@@ -37,8 +37,8 @@ def roundings(shape, kernel):
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("shape", [(2, 5, 6, 32), (1, 1, 9, 16), (3, 7, 1, 5), (1, 1, 1, 1), (2, 9, 4, 80)], ids=str)
 def test_depthwise_is_accurate(shape, kernel, with_base, gelu):
-    assert local.native_serves("depthwise_add", "auto", torch.zeros(1))
-    fast, exact = (functools.partial(f, gelu=gelu) for f in (local.depthwise_add, composition))
+    assert backends.kernels_serve("auto", "depthwise_conv", torch.zeros(1))
+    fast, exact = (functools.partial(f, gelu=gelu) for f in (depthwise.depthwise_conv, composition))
     assert_accurate(fast, exact, inputs(shape, kernel, with_base), roundings(shape, kernel))
 
 
@@ -48,7 +48,7 @@ def test_every_instruction_set(isa, monkeypatch):
         pytest.skip(f"this CPU has no {isa}")
     monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
     shape = (2, 6, 7, 40)
-    fast, exact = (functools.partial(f, gelu=True) for f in (local.depthwise_add, composition))
+    fast, exact = (functools.partial(f, gelu=True) for f in (depthwise.depthwise_conv, composition))
     assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))
 
 
@@ -56,9 +56,11 @@ def test_a_slice_of_a_packed_projection_is_read_in_place():
     packed = torch.randn(2, 5, 6, 96)
     x = packed[..., 64:].requires_grad_()
     weight = torch.randn(32, 1, 5, 5)
-    torch.testing.assert_close(local.depthwise_add(x, weight, None), composition(x, weight, None))
+    torch.testing.assert_close(depthwise.depthwise_conv(x, weight, None), composition(x, weight, None))
     transposed = torch.randn(2, 32, 5, 6).movedim(1, -1)
-    torch.testing.assert_close(local.depthwise_add(transposed, weight, None), composition(transposed, weight, None))
+    torch.testing.assert_close(
+        depthwise.depthwise_conv(transposed, weight, None), composition(transposed, weight, None)
+    )
 
 
 def test_threads_do_not_change_the_bits():
@@ -67,7 +69,9 @@ def test_threads_do_not_change_the_bits():
         before = torch.get_num_threads()
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            results.append(outputs_and_gradients(functools.partial(local.depthwise_add, gelu=True), inputs(shape, 3)))
+            results.append(
+                outputs_and_gradients(functools.partial(depthwise.depthwise_conv, gelu=True), inputs(shape, 3))
+            )
         torch.set_num_threads(before)
         for one, two in zip(*results, strict=True):
             assert torch.equal(one, two)
@@ -78,7 +82,7 @@ def test_gelu_keeps_its_digits():
     x = torch.linspace(-12, 12, 100_000).view(1, 1, -1, 1)
     zero = torch.zeros(1, 1, 3, 3)
     exact = F.gelu(x.double())
-    error = (local.depthwise_add(x, zero, None, gelu=True).double() - exact).abs()
+    error = (depthwise.depthwise_conv(x, zero, None, gelu=True).double() - exact).abs()
     assert (error / x.abs().clamp_min(1)).max() < 3e-7
     tail = (x < -1) & (x > -4)
     assert (error[tail] / exact[tail].abs()).max() < 2e-6
@@ -87,8 +91,8 @@ def test_gelu_keeps_its_digits():
 def test_opcheck():
     x, weight, bias, base = (t.requires_grad_() for t in inputs((2, 4, 5, 8), 3))
     for gelu in (False, True):
-        torch.library.opcheck(torch.ops.ppma.depthwise_add.default, (x, weight, bias, base, gelu))
-        torch.library.opcheck(torch.ops.ppma.depthwise_add.default, (x, weight, None, None, gelu))
+        torch.library.opcheck(torch.ops.ppma.depthwise_conv.default, (x, weight, bias, base, gelu))
+        torch.library.opcheck(torch.ops.ppma.depthwise_conv.default, (x, weight, None, None, gelu))
 
 
 def test_graph_capture_uses_the_composition(monkeypatch):
@@ -97,13 +101,13 @@ def test_graph_capture_uses_the_composition(monkeypatch):
 
     class Local(torch.nn.Module):
         def forward(self, x):
-            return local.depthwise_add(x, weight, bias, base)
+            return depthwise.depthwise_conv(x, weight, bias, base)
 
     graph = torch.export.export(Local(), (x,)).graph
     assert not any("ppma" in str(node.target) for node in graph.nodes)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not local.native_serves("depthwise_add", "auto", x)
-    assert backends.resolve("auto", "scan", x.device, x.dtype)
+        assert not backends.kernels_serve("auto", "depthwise_conv", x)
+    assert backends.resolve("auto", "polyline_scan", x.device, x.dtype)
 
 
 @pytest.mark.parametrize(("heads", "d"), [(2, 16), (3, 10), (1, 2), (4, 32)])
@@ -114,7 +118,7 @@ def test_rotary_split_is_accurate(heads, d):
     cos, sin = angle.cos().float(), angle.sin().float()
 
     def split(packed):
-        assert local.native_serves("rotate", "auto", packed) is (packed.dtype == torch.float32)
+        assert backends.kernels_serve("auto", "rotary_split", packed) is (packed.dtype == torch.float32)
         q, k, v = rotary.rotary_split(packed, heads, cos.to(packed), sin.to(packed))
         return torch.cat([q, 2 * k, 3 * v], -1)
 

@@ -113,8 +113,8 @@ def test_strides(kind, channels):
 
     def run(*tensors):
         x, grad, *decays = (tensor.unsqueeze(1) for tensor in tensors)
-        out = torch.ops.ppma.scan(x, decays, "both", "native")
-        return [out, *torch.ops.ppma.scan_backward(grad, x, decays, "both", "native")]
+        out = torch.ops.ppma.polyline_scan(x, decays, "both", "native")
+        return [out, *torch.ops.ppma.polyline_scan_backward(grad, x, decays, "both", "native")]
 
     plain = run(x, grad, *decays)
     other = run(strided(x, kind), strided(grad, kind), *(strided(decay, "slice") for decay in decays))
@@ -201,6 +201,10 @@ def test_nothing_to_scan():
 def test_opcheck(grid, paths):
     x, *decays = (tensor.unsqueeze(1) for tensor in inputs(grid, 3))
     x.requires_grad_()
-    torch.library.opcheck(torch.ops.ppma.scan.default, (x, [d.requires_grad_() for d in decays], paths, "native"))
+    torch.library.opcheck(
+        torch.ops.ppma.polyline_scan.default, (x, [d.requires_grad_() for d in decays], paths, "native")
+    )
     with torch.no_grad():
-        torch.library.opcheck(torch.ops.ppma.scan_backward.default, (x.detach(), x.detach(), decays, paths, "native"))
+        torch.library.opcheck(
+            torch.ops.ppma.polyline_scan_backward.default, (x.detach(), x.detach(), decays, paths, "native")
+        )

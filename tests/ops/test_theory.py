@@ -188,7 +188,7 @@ def test_decomposed_attention_is_linear_attention_of_its_factors():
     torch.testing.assert_close(out.flatten(0, 1), expected)
 
 
-def test_without_decay_vanilla_attention_is_plain_attention():
+def test_full_attention_without_decay_is_plain_attention():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
     zero = torch.zeros(2, 4, 5)
     plain = torch.nn.functional.scaled_dot_product_attention(*(t.flatten(1, 2) for t in (q, k, v))).view(v.shape)

@@ -74,25 +74,29 @@ def test_opcheck_softmax_attentions(combine, paths):
     # A view whose heads are not the second axis in memory, as a fused projection gives it.
     q = torch.randn(2, 3, 4, 2, 4).movedim(3, 1).requires_grad_()
     args = (q, k, v, log_alpha, log_beta)
-    torch.library.opcheck(torch.ops.ppma.attention.default, (*args, combine, paths, 0.5, "torch"))
-    torch.library.opcheck(torch.ops.ppma.criss_cross.default, (*args, combine, paths, 0.5, "torch"))
+    torch.library.opcheck(torch.ops.ppma.polyline_attention.default, (*args, combine, paths, 0.5, "torch"))
+    torch.library.opcheck(torch.ops.ppma.criss_cross_attention.default, (*args, combine, paths, 0.5, "torch"))
     tensors = [t.detach() for t in args]
-    saved = torch.ops.ppma.attention(*tensors, combine, paths, 0.5, "torch")
+    saved = torch.ops.ppma.polyline_attention(*tensors, combine, paths, 0.5, "torch")
     grad = torch.randn_like(saved[0])
     torch.library.opcheck(
-        torch.ops.ppma.attention_backward.default, (grad, *tensors, *saved, combine, paths, 0.5, "torch")
+        torch.ops.ppma.polyline_attention_backward.default, (grad, *tensors, *saved, combine, paths, 0.5, "torch")
     )
-    torch.library.opcheck(torch.ops.ppma.criss_cross_backward.default, (grad, *tensors, combine, paths, 0.5, "torch"))
+    torch.library.opcheck(
+        torch.ops.ppma.criss_cross_attention_backward.default, (grad, *tensors, combine, paths, 0.5, "torch")
+    )
 
 
 def test_opcheck_scan_and_linear():
     q, k, v, log_alpha, log_beta = inputs(requires_grad=True)
-    torch.library.opcheck(torch.ops.ppma.linear.default, (q, k, v, log_alpha, log_beta, "2d", "torch"))
-    torch.library.opcheck(torch.ops.ppma.scan.default, (v, [log_beta, log_alpha], "both", "torch"))
+    torch.library.opcheck(torch.ops.ppma.linear_attention.default, (q, k, v, log_alpha, log_beta, "2d", "torch"))
+    torch.library.opcheck(torch.ops.ppma.polyline_scan.default, (v, [log_beta, log_alpha], "both", "torch"))
     tensors = [t.detach() for t in (q, k, v, log_alpha, log_beta)]
-    torch.library.opcheck(torch.ops.ppma.linear_backward.default, (torch.randn_like(v), *tensors, "2d", "torch"))
     torch.library.opcheck(
-        torch.ops.ppma.scan_backward.default, (torch.randn_like(v), tensors[2], tensors[3:], "both", "torch")
+        torch.ops.ppma.linear_attention_backward.default, (torch.randn_like(v), *tensors, "2d", "torch")
+    )
+    torch.library.opcheck(
+        torch.ops.ppma.polyline_scan_backward.default, (torch.randn_like(v), tensors[2], tensors[3:], "both", "torch")
     )
 
 

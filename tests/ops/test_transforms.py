@@ -130,7 +130,7 @@ def test_forward_mode_at_decays_0_and_1(operator):
 
 def test_second_derivative_of_the_bare_operator_raises():
     q, k, v, a, b = (t.requires_grad_() for t in inputs(1, 1))
-    out, *_ = torch.ops.ppma.attention(q, k, v, a, b, "hadamard", "2d", 1.0, "torch")
+    out, *_ = torch.ops.ppma.polyline_attention(q, k, v, a, b, "hadamard", "2d", 1.0, "torch")
     (first,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not available"):
         first.sum().backward()

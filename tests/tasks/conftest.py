@@ -1,7 +1,7 @@
 import pytest
 from short_run import SHORT, one_thread
 
-from ppma import cli
+from ppma_cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def digits_run(tmp_path_factory):
     """The folder of a finished short run on the digits, by the command line."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     settings = [part for setting in SHORT for part in ("--set", setting)]
-    assert cli.main(["train", "configs/digits_nano.yaml", "--out", str(out), *settings]) == 0
+    assert main(["train", "digits_nano", "--out", str(out), *settings]) == 0
     return out
 
 
@@ -23,5 +23,5 @@ def digits_run(tmp_path_factory):
 def scenes(tmp_path_factory):
     """A folder of a few small scenes in both layouts; tests that change it copy it."""
     out = tmp_path_factory.mktemp("data") / "scenes"
-    assert cli.main(["data", "scenes", "--out", str(out), "--train", "8", "--val", "3", "--size", "64"]) == 0
+    assert main(["data", "scenes", "--out", str(out), "--train", "8", "--val", "3", "--size", "64"]) == 0
     return out

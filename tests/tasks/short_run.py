@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from ppma import cli
+from ppma_cli import main
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def assert_resume_gives_the_same_bits(recipe, run, again, changes, load):
     shutil.copytree(run, again)
     (again / "checkpoints" / "step-00000003.pt").unlink()
     (again / "last.safetensors").unlink()
-    assert cli.main(["train", recipe, "--out", str(again), "--resume", "auto", *settings(*changes)]) == 0
+    assert main(["train", recipe, "--out", str(again), "--resume", "auto", *settings(*changes)]) == 0
     first, second = (load(path / "last.safetensors")[0].state_dict() for path in (run, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -7,18 +7,17 @@ import re
 import pytest
 import torch
 
-from ppma import cli
 from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.coco import CocoDataConfig
 from ppma.models import BackboneConfig, PolylineBackbone
 from ppma.models import export as exporting
-from ppma.tasks import export_command
 from ppma.tasks.dense.weights import save_model
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, MainScores, UPerNet
 from ppma.tasks.segmentation.weights import load_segmenter
+from ppma_cli import main
 
 BACKBONE = BackboneConfig(
     depths=(1, 1, 1, 1),
@@ -71,7 +70,7 @@ def detector(tmp_path_factory):
 
 
 def run(*words):
-    return cli.main(["export", *map(str, words)])
+    return main(["export", *map(str, words)])
 
 
 def differences(capsys):
@@ -88,10 +87,12 @@ def test_export_segmenter_program_at_two_sizes(segmenter, tmp_path, capsys):
     assert max(found.values()) < 1e-5
     program = torch.export.load(target).module()
     model, _, classes = load_segmenter(segmenter)
-    image = torch.randn(3, 3, 40, 33)
-    scores = program(image)
+    image = torch.randn(3, 3, 40, 33, generator=torch.Generator().manual_seed(0))
+    scores, eager = program(image), model(image).main
     assert scores.shape == (3, len(classes), 40, 33)
-    torch.testing.assert_close(scores, model(image).main, rtol=0, atol=1e-5)
+    # The graph's operations are others than the eager ones: both are compared with float64.
+    exact = model.double()(image.double()).main
+    assert (scores - exact).abs().max() <= 4 * (eager - exact).abs().max()
 
 
 @pytest.mark.slow
@@ -153,9 +154,8 @@ def test_export_segmenter_with_another_mask_is_refused(segmenter, tmp_path, caps
 @pytest.mark.parametrize("command", ["export", "convert"])
 @pytest.mark.parametrize("case", ["folder", "missing", "suffix", "unwritable", "read-only", "under a file"])
 def test_target_is_checked_before_the_work(command, case, segmenter, tmp_path, monkeypatch, capsys):
-    for module, name in ((export_command, "_subject"), ("ppma.models.commands", "load_checkpoint")):
-        target = f"{module}.{name}" if isinstance(module, str) else f"{module.__name__}.{name}"
-        monkeypatch.setattr(target, lambda *_, **__: pytest.fail("worked first"))
+    for work in ("ppma_cli.export._subject", "ppma.models.loading.load_checkpoint"):
+        monkeypatch.setattr(work, lambda *_, **__: pytest.fail("worked first"))
     suffix = ".pt2" if command == "export" else ".safetensors"
     (tmp_path / f"folder{suffix}").mkdir()
     (tmp_path / "file").touch()
@@ -177,14 +177,14 @@ def test_target_is_checked_before_the_work(command, case, segmenter, tmp_path, m
     if case == "read-only":
         monkeypatch.setattr(os, "access", lambda *_: False)
     before = sorted(tmp_path.rglob("*"))
-    assert cli.main([command, str(segmenter), str(tmp_path / path)]) == 2
+    assert main([command, str(segmenter), str(tmp_path / path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(f"OUT: {message}", line)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_info_and_convert_say_that_heads_are_left_out(segmenter, tmp_path, capsys):
-    assert cli.main(["info", str(segmenter)]) == 0
+    assert main(["info", str(segmenter)]) == 0
     assert capsys.readouterr().out.startswith("the backbone of a segmentation model; its heads are not counted\n")
-    assert cli.main(["convert", str(segmenter), str(tmp_path / "out.safetensors")]) == 0
+    assert main(["convert", str(segmenter), str(tmp_path / "out.safetensors")]) == 0
     assert capsys.readouterr().out.startswith("converted: the backbone of a segmentation model, without its heads\n")

@@ -6,10 +6,11 @@ import shutil
 import pytest
 from PIL import Image
 
-from ppma import cli
 from ppma.data.arrays import digits
 from ppma.engine.evaluation import TooManyBrokenError
-from ppma.tasks.classification.inference import evaluate_classifier
+from ppma.models import open_checkpoint
+from ppma.tasks.classification.task import Classification
+from ppma_cli import main
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def bad(tmp_path):
 
 def test_predict_bad_images_are_lines_and_the_rest_is_done(checkpoint, picture, bad, capsys):
     words = [str(picture), *map(str, bad), str(picture)]
-    assert cli.main(["predict", checkpoint, *words, "--top", "1"]) == 2
+    assert main(["predict", checkpoint, *words, "--top", "1"]) == 2
     printed = capsys.readouterr()
     assert printed.out.count(str(picture)) == 2
     lines = printed.err.splitlines()
@@ -56,9 +57,9 @@ def test_predict_bad_images_are_lines_and_the_rest_is_done(checkpoint, picture, 
 
 
 def test_predict_json_is_whole_beside_bad_images(checkpoint, picture, bad, capsys):
-    assert cli.main(["predict", checkpoint, *map(str, bad), str(picture), str(picture), "--json"]) == 2
+    assert main(["predict", checkpoint, *map(str, bad), str(picture), str(picture), "--json"]) == 2
     assert [one["image"] for one in json.loads(capsys.readouterr().out)] == [str(picture)] * 2
-    assert cli.main(["predict", checkpoint, *map(str, bad), "--json"]) == 2
+    assert main(["predict", checkpoint, *map(str, bad), "--json"]) == 2
     assert json.loads(capsys.readouterr().out) == []
 
 
@@ -74,8 +75,7 @@ def test_predict_prints_each_result_as_it_is_made(checkpoint, picture, tmp_path,
         return real(file, *args, **kwargs)
 
     monkeypatch.setattr(Image, "open", fail_later)
-    with pytest.raises(KeyboardInterrupt):
-        cli.main(["predict", checkpoint, *[str(picture)] * 3, "--json"])
+    assert main(["predict", checkpoint, *[str(picture)] * 3, "--json"]) == 130
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
@@ -85,7 +85,7 @@ def test_predict_takes_the_images_of_a_folder(checkpoint, picture, tmp_path, cap
     for name in ("b.png", "a.png"):
         shutil.copy(picture, folder / name)
     (folder / "notes.txt").touch()
-    assert cli.main(["predict", checkpoint, str(folder), "--json"]) == 0
+    assert main(["predict", checkpoint, str(folder), "--json"]) == 0
     assert [one["image"] for one in json.loads(capsys.readouterr().out)] == [
         str(folder / "a.png"),
         str(folder / "b.png"),
@@ -95,11 +95,11 @@ def test_predict_takes_the_images_of_a_folder(checkpoint, picture, tmp_path, cap
 def test_predict_huge_images_are_lines(checkpoint, picture, tmp_path, capsys, monkeypatch):
     Image.new("1", (80, 60)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)  # Pillow warns above it, and refuses above twice of it
-    assert cli.main(["predict", checkpoint, str(tmp_path / "large.png"), "--top", "1"]) == 0
+    assert main(["predict", checkpoint, str(tmp_path / "large.png"), "--top", "1"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: Image size (4800 pixels) exceeds limit of 4000 pixels")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
-    assert cli.main(["predict", checkpoint, str(tmp_path / "large.png"), str(picture), "--top", "1"]) == 2
+    assert main(["predict", checkpoint, str(tmp_path / "large.png"), str(picture), "--top", "1"]) == 2
     printed = capsys.readouterr()
     assert "large.png: Image size (4800 pixels) exceeds limit of 4000 pixels" in printed.err
     assert printed.out.count("digit.png") == 1
@@ -107,7 +107,7 @@ def test_predict_huge_images_are_lines(checkpoint, picture, tmp_path, capsys, mo
 
 @pytest.mark.parametrize("name", ["nowhere", "README.md", "link.png", "empty", "nested"])
 def test_eval_wrong_data_is_one_line(checkpoint, bad, tmp_path, capsys, name):
-    assert cli.main(["eval", checkpoint, "--data", str(tmp_path / name)]) == 2
+    assert main(["eval", checkpoint, "--data", str(tmp_path / name)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()
@@ -121,7 +121,7 @@ def test_eval_broken_images_are_told_on_stderr_and_too_many_end_it(checkpoint, t
         for number in range(6):
             (tmp_path / "val" / str(digit) / f"{number}.png").symlink_to("nowhere.png")
     with pytest.raises(TooManyBrokenError, match="more than max_broken = 50"):
-        evaluate_classifier(checkpoint, str(tmp_path))
+        Classification.evaluate(open_checkpoint(checkpoint), str(tmp_path))
     printed = capsys.readouterr()
     assert printed.out == ""  # which is for the results
     assert printed.err.count("skipped: ") == 60

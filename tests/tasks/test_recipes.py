@@ -1,51 +1,50 @@
-"""Every recipe is valid, and the ImageNet recipes are the paper's."""
-
-from pathlib import Path
+"""What the packaged recipes train, and how mistakes in them are named."""
 
 import pytest
 import torch
 
+from ppma import recipes
 from ppma.config import ConfigError
 from ppma.engine.optim import make_ema, make_optimizer
-from ppma.tasks.registry import find_config, load_config, make_task
+from ppma.models import CONFIGS
+from ppma.tasks.registry import load_config, make_task
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-IMAGENET = sorted(path.name for path in CONFIGS.glob("imagenet_*.yaml"))
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_recipe_is_valid(path):
-    config = load_config(path)
-    assert config.model.split("_")[0] in ("ppma", "rmt")
-    assert find_config(path.stem) == path
+DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4}  # of the paper
 
 
-def test_the_imagenet_recipes_are_there():
-    sizes = ("tiny", "small", "base")
-    assert set(IMAGENET) == {f"imagenet_{family}_{size}.yaml" for family in ("ppma", "rmt") for size in sizes}
+@pytest.mark.parametrize("name", recipes.names())
+def test_recipe_is_valid(name):
+    config = load_config(name)
+    assert config.model in CONFIGS
+    assert config.task in ("classification", "detection", "segmentation")
+    family = name.split("_")[0]
+    if family in ("imagenet", "coco", "ade20k"):
+        assert config.model in name
+        assert config.model_args == {"drop_path_rate": DROP_PATH[config.model.split("_")[1]]}
+    if family in ("coco", "ade20k"):
+        assert config.init == f"runs/imagenet_{config.model}/best.safetensors"
 
 
-@pytest.mark.parametrize("name", IMAGENET)
-def test_the_imagenet_recipes_are_the_papers(name):
-    config = load_config(CONFIGS / name)
-    family, size = name.removesuffix(".yaml").split("_")[1:]
-    assert config.model == f"{family}_{size}"
-    assert config.model_args == {"drop_path_rate": {"tiny": 0.1, "small": 0.15, "base": 0.4}[size]}
-    assert (config.epochs, config.batch_size, config.scaled_lr) == (300, 1024, 1e-3)
-    assert (config.optimizer.name, config.optimizer.weight_decay) == ("adamw", 0.05)
-    assert (config.optimizer.eps, config.optimizer.betas) == (1e-8, (0.9, 0.999))
-    schedule = config.schedule
-    assert (schedule.name, schedule.min_lr, schedule.warmup_epochs, schedule.warmup_lr) == ("cosine", 1e-5, 5, 1e-6)
-    augment = config.augment
-    assert (augment.auto_augment, augment.color_jitter) == ("rand-m9-mstd0.5-inc1", 0.4)
-    assert (augment.mixup, augment.cutmix, augment.mix_switch) == (0.8, 1.0, 0.5)
-    assert (augment.erasing, augment.erasing_mode) == (0.25, "pixel")
-    assert (config.label_smoothing, config.repeats, config.sync_batch_norm) == (0.1, 3, True)
-    assert config.amp in ("bf16", "fp16")
-    assert config.ema.for_batch(1024) == pytest.approx(0.99996 ** (1024 / 512))
-    data = config.data
-    assert (data.image_size, data.interpolation, round(data.image_size / data.crop_pct)) == (224, "bicubic", 256)
-    assert load_config(CONFIGS / name, ["batch_size=512"]).scaled_lr == pytest.approx(5e-4)
+def test_recipes_of_the_paper_are_complete():
+    sizes = [f"{family}_{size}" for family in ("ppma", "rmt") for size in DROP_PATH]
+    papers = {f"imagenet_{model}" for model in sizes} | {f"ade20k_upernet_ppma_{size}" for size in DROP_PATH}
+    papers |= {f"coco_maskrcnn_ppma_{size}_{schedule}" for size in DROP_PATH for schedule in ("1x", "3x")}
+    assert papers <= set(recipes.names())
+
+
+def test_learning_rate_follows_the_batch_size():
+    assert load_config("imagenet_ppma_tiny").scaled_lr == pytest.approx(1e-3)
+    assert load_config("imagenet_ppma_tiny", ["batch_size=512"]).scaled_lr == pytest.approx(5e-4)
+    assert load_config("imagenet_ppma_tiny").ema.for_batch(1024) == pytest.approx(0.99996 ** (1024 / 512))
+
+
+def test_longer_schedule_keeps_what_it_does_not_change():
+    short, long = (load_config(f"coco_maskrcnn_ppma_small_{schedule}") for schedule in ("1x", "3x"))
+    assert (short.epochs, short.schedule.milestones) == (12, (8, 11))
+    assert (long.epochs, long.schedule.milestones) == (36, (27, 33))
+    assert long.schedule.warmup_steps == short.schedule.warmup_steps == 500
+    assert (long.augment.crop_short_sides, short.augment.crop_short_sides) == ((400, 500, 600), ())
+    assert long.detector == short.detector
 
 
 @pytest.mark.parametrize(
@@ -62,16 +61,16 @@ def test_the_imagenet_recipes_are_the_papers(name):
 )
 def test_mistakes_are_named(assignment, message):
     with pytest.raises(ConfigError, match=message):
-        load_config(CONFIGS / "digits_nano.yaml", [assignment])
+        load_config("digits_nano", [assignment])
 
 
 def test_mixing_needs_an_even_micro_batch():
     with pytest.raises(ConfigError, match="even micro-batch"):
-        load_config(CONFIGS / "digits_nano.yaml", ["augment.mixup=0.8", "batch_size=9"])
+        load_config("digits_nano", ["augment.mixup=0.8", "batch_size=9"])
 
 
 def test_weight_decay_spares_biases_norms_and_decay_parameters():
-    task = make_task(load_config(CONFIGS / "digits_nano.yaml", ["model_args.formulation=release"]))
+    task = make_task(load_config("digits_nano", ["model_args.formulation=release"]))
     model = task.model()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = {group["weight_decay"]: group["params"] for group in make_optimizer(task.config, model).param_groups}
@@ -85,7 +84,7 @@ def test_weight_decay_spares_biases_norms_and_decay_parameters():
 def test_mixup_and_label_smoothing_make_soft_targets():
     torch.manual_seed(0)
     settings = ["augment.mixup=0.8", "augment.cutmix=1.0", "label_smoothing=0.1"]
-    task = make_task(load_config(CONFIGS / "digits_nano.yaml", settings))
+    task = make_task(load_config("digits_nano", settings))
     data = task.train_data()
     images, labels = task.collate([data[index] for index in range(4)])
     seen = []
@@ -100,7 +99,7 @@ def test_mixup_and_label_smoothing_make_soft_targets():
 
 
 def test_ema_starts_as_the_model():
-    task = make_task(load_config(CONFIGS / "digits_nano.yaml"))
+    task = make_task(load_config("digits_nano"))
     model = task.model()
     ema = make_ema(task.config, model)
     assert all(torch.equal(tensor, ema.module.state_dict()[name]) for name, tensor in model.state_dict().items())

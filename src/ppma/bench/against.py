@@ -11,7 +11,7 @@ import torch
 import ppma
 from ppma.bench.ops import CRISS_CROSS, FULL, Shape
 from ppma.bench.report import Report
-from ppma.bench.timing import interleave
+from ppma.measure.timing import interleave
 
 OPERATORS: dict[str, list[Shape]] = {"polyline_attention": FULL, "criss_cross_attention": CRISS_CROSS}
 

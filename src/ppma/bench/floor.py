@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ppma
 from ppma.bench.report import Report
-from ppma.bench.timing import interleave
+from ppma.measure.timing import interleave
 from ppma.ops import backends
-from ppma.ops.layout import split_paths
+from ppma.ops.options import split_paths
 
 aten = torch.ops.aten
 
@@ -37,9 +37,9 @@ class Products(TorchDispatchMode):
         if func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.linear):
             copies = [_like(a) if isinstance(a, Tensor) else a for a in args]
             self.calls.append(lambda: func(*copies))
-        elif func is torch.ops.ppma.attention.default:
+        elif func is torch.ops.ppma.polyline_attention.default:
             self._attention(args[0].flatten(2, 3), args[2].flatten(2, 3), 1)
-        elif func is torch.ops.ppma.criss_cross.default:
+        elif func is torch.ops.ppma.criss_cross_attention.default:
             paths = len(split_paths(args[6]))
             self._attention(args[0], args[2], paths)
             self._attention(args[0].transpose(2, 3), args[2].transpose(2, 3), paths)

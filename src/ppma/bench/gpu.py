@@ -11,9 +11,10 @@ import ppma
 import ppma.models
 from ppma.bench.report import Report
 from ppma.bench.roofline import BATCH, Stage, block_kinds
-from ppma.bench.timing import interleave
 from ppma.bench.unmasked import lines_without_mask, without_mask
+from ppma.measure.timing import interleave
 from ppma.ops import backends
+from ppma.ops.options import Combine
 
 Run = Callable[[], object]
 
@@ -44,7 +45,7 @@ def run(device: str = "cuda", *, rounds: int = 9, batch: int = BATCH) -> list[Re
     return operators + models
 
 
-def operator_report(stage: Stage, combine: str, device: torch.device, rounds: int, batch: int) -> Report:
+def operator_report(stage: Stage, combine: Combine, device: torch.device, rounds: int, batch: int) -> Report:
     """One attention block's operator, bfloat16."""
     masked = ppma.polyline_attention if stage.full else ppma.criss_cross_attention
     plain = without_mask if stage.full else lines_without_mask
@@ -53,9 +54,7 @@ def operator_report(stage: Stage, combine: str, device: torch.device, rounds: in
         "masked, PyTorch": lambda *tensors: masked(*tensors, combine=combine, backend="torch"),
         "no mask": plain,
     }
-    name = (
-        f"{'vanilla' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
-    )
+    name = f"{'full' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
     report = Report(f"{name}, batch {batch}", ["pass", "attention", "speed of Triton over it", "us", "peak MB"])
     for backward in (False, True):
         runs = {key: _operator(function, stage, device, batch, backward) for key, function in functions.items()}

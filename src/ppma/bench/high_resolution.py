@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import ppma
-from ppma.bench import memory
+from ppma.measure import memory
 
 GRID, HEADS, HEAD_DIM = (50, 84), 8, 32
 FORMS = ("operator", "dense")

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import ppma
-from ppma.bench.memory import peak
 from ppma.bench.report import Report
-from ppma.bench.timing import interleave
+from ppma.measure.memory import peak
+from ppma.measure.timing import interleave
 from ppma.ops import backends
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import ppma
 from ppma.bench.report import Report
-from ppma.bench.timing import interleave
 from ppma.bench.unmasked import lines_without_mask, without_mask
+from ppma.measure.timing import interleave
 
 
 @dataclass(frozen=True)

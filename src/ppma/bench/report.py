@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import ppma
-from ppma.ops import backends
+from ppma.ops.backends.native import library
 
 Value = str | int | float
 
@@ -73,11 +73,7 @@ def environment() -> dict[str, Value]:
 
 def native_isa() -> str:
     """The instruction set of the native kernels, or why there are none."""
-    try:
-        module = backends.resolve("native", "why_not", torch.device("cpu"), torch.float32)
-    except backends.BackendUnavailableError as error:
-        return str(error)
-    return str(module.library.isa())
+    return library.unsupported_reason() or str(library.isa())
 
 
 def _cpu_name() -> str:

@@ -12,6 +12,7 @@ from ppma.bench.report import Report
 from ppma.ops.backends.triton import report as kernels
 from ppma.ops.backends.triton.launch import Launch, recording
 from ppma.ops.backends.triton.work import Work, work_of
+from ppma.ops.options import Combine
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Stage:
     full: bool
 
     def __str__(self) -> str:
-        kind = "vanilla" if self.full else "criss-cross"
+        kind = "full" if self.full else "criss-cross"
         return f"{kind} {self.side}x{self.side}, {self.heads} x {self.d}"
 
-    def launches(self, batch: int, combine: str, backward: bool) -> list[Launch]:
+    def launches(self, batch: int, combine: Combine, backward: bool) -> list[Launch]:
         """The launches of one block."""
         tensors = kernels.attention_inputs(batch, self.heads, self.side, self.side, self.d, torch.bfloat16)
         record = kernels.record_attention if self.full else kernels.record_criss_cross
@@ -111,7 +112,7 @@ class Prediction:
         return 100 * (self.masked / self.plain - 1)
 
 
-def predict(stage: Stage, gpu: Gpu, combine: str, backward: bool, batch: int = BATCH) -> Prediction:
+def predict(stage: Stage, gpu: Gpu, combine: Combine, backward: bool, batch: int = BATCH) -> Prediction:
     """The roofline of one block's attention, forward or backward alone."""
     launches = stage.launches(batch, combine, backward)
     with_mask = [work_of(launch) for launch in launches]
@@ -124,7 +125,7 @@ def predict(stage: Stage, gpu: Gpu, combine: str, backward: bool, batch: int = B
     return Prediction(masked, plain, max(heaviest, key=lambda name: heaviest[name]), total, plain_total)
 
 
-def block_report(gpu: Gpu, combine: str, batch: int = BATCH) -> Report:
+def block_report(gpu: Gpu, combine: Combine, batch: int = BATCH) -> Report:
     """Every kind of attention block of the three models."""
     report = Report(
         f"Prediction, not a measurement: {gpu.name}, {combine}, bfloat16, batch {batch}",
@@ -154,7 +155,7 @@ def block_report(gpu: Gpu, combine: str, batch: int = BATCH) -> Report:
     return report
 
 
-def _classical_overhead(stage: Stage, gpu: Gpu, combine: str, backward: bool, batch: int) -> float:
+def _classical_overhead(stage: Stage, gpu: Gpu, combine: Combine, backward: bool, batch: int) -> float:
     """The overhead if only bytes and matrix products counted, as in the usual roofline."""
 
     def seconds(mask: bool) -> float:
@@ -165,7 +166,7 @@ def _classical_overhead(stage: Stage, gpu: Gpu, combine: str, backward: bool, ba
     return 100 * (seconds(True) / seconds(False) - 1)
 
 
-def model_report(combine: str, batch: int = BATCH) -> Report:
+def model_report(combine: Combine, batch: int = BATCH) -> Report:
     """All attention of a model's forward pass."""
     report = Report(
         f"Prediction, not a measurement: all attention blocks of a forward pass, {combine}, bfloat16, batch {batch}",

@@ -1,15 +1,14 @@
 """How time and memory grow with the number of tokens N: fitted exponents of T ~ N^p."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 import ppma
-from ppma.bench import costs
-from ppma.bench.memory import peak
 from ppma.bench.report import Report
-from ppma.bench.timing import interleave
+from ppma.measure import costs
+from ppma.measure.memory import peak
+from ppma.measure.timing import interleave
 
 CHANNELS = 16
 # Operator, sides of the grid to measure, the power that theory gives.
@@ -35,15 +34,6 @@ def call(operator: str, side: int) -> Callable[[], object]:
     return run
 
 
-def exponent(sides: Sequence[int], values: Sequence[float]) -> float:
-    """Least-squares slope of log(value) over log(N)."""
-    x = [2 * math.log(side) for side in sides]
-    y = [math.log(value) for value in values]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
-
-
 def suite(*, rounds: int = 5) -> list[Report]:
     """Time and memory of each operator on growing grids, and the counted multiplications of the mask itself."""
     report = Report(
@@ -58,8 +48,8 @@ def suite(*, rounds: int = 5) -> list[Report]:
             [
                 operator,
                 theory,
-                exponent(sides, seconds),
-                exponent(sides, memory),
+                costs.exponent(sides, seconds),
+                costs.exponent(sides, memory),
                 ", ".join(map(str, sides)),
                 ", ".join(f"{1e3 * s:.1f}" for s in seconds),
                 ", ".join(f"{m / 1e6:.1f}" for m in memory),

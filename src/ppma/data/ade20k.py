@@ -15,7 +15,8 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
-from ppma.data.decoding import IMAGE_SUFFIXES, LabelFormatError, decode, decode_labels, image_size
+from ppma.data.decoding import IMAGE_SUFFIXES, decode, decode_labels, image_size
+from ppma.data.errors import LabelFormatError
 from ppma.data.label_maps import LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
 from ppma.data.pixels import image_tensor
 

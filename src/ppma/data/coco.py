@@ -31,8 +31,8 @@ from ppma.data.coco_file import (
     shown,
 )
 from ppma.data.decoding import decode
+from ppma.data.errors import BrokenSampleError
 from ppma.data.pixels import image_tensor
-from ppma.engine.task import BrokenSampleError
 
 _NO_OUTLINE, _EMPTY = "instances without an outline", "images without instances"
 

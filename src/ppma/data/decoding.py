@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from ppma.engine.task import BrokenSampleError
+from ppma.data.errors import BrokenSampleError, LabelFormatError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
 MAX_RATIO = 100  # of the sides: scaled to fit a model, a longer image would have no width left, or be enormous
@@ -35,10 +35,6 @@ _FIRST_SIDEWAYS = 5  # from this orientation on, width and height change places
 
 
 Report = Callable[[str], None]
-
-
-class LabelFormatError(BrokenSampleError):
-    """A label map that is read without damage but cannot be what the configuration says it is."""
 
 
 def decode(file: str | Path | BinaryIO, name: str, *, frame: tuple[int, int] | None = None) -> Image.Image:

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 from torch.utils.data import Dataset
 
 from ppma.config import require
 from ppma.data import arrays, readers
+from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
 from ppma.data.source import ImageSource, Subset, stratified
-
-Transform = Callable[[Image.Image], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,9 @@ class ImageDataConfig:
     """Where images lie and how they are prepared.
 
     Attributes:
-        name: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar" (archives of
-            class folders), "webdataset" (local shards), or a name of timm's dataset factory: "torch/cifar10",
-            "hfds/owner/name".
+        name: of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar"
+            (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory:
+            "torch/cifar10", "hfds/owner/name".
         root: where the data lie.
         train_split: of training.
         val_split: chooses the best weights.
@@ -96,19 +94,20 @@ class AugmentConfig:
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
 
 
+# Data sets by name: functions of the root and the split.
+SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
+    "digits": lambda root, split: arrays.digits(split),
+    "fashion_mnist": lambda root, split: arrays.idx_images(root, split, arrays.FASHION_CLASSES),
+    "folder": readers.folder_images,
+    "tar": lambda root, split: TarImages(root, split, "folder"),
+    "webdataset": lambda root, split: TarImages(root, split, "cls"),
+}
+
+
 def open_images(data: ImageDataConfig, split: str) -> ImageSource:
     """The images of one split; a ValueError says what is missing where."""
-    if data.name == "digits":
-        return arrays.digits(split)
-    root = data.root or ""
-    if data.name == "fashion_mnist":
-        return arrays.idx_images(root, split, arrays.FASHION_CLASSES)
-    if data.name == "webdataset":
-        return TarImages(root, split, "cls")
-    if data.name == "tar":
-        return TarImages(root, split, "folder")
-    if data.name == "folder":
-        return readers.folder_images(root, split)
+    if data.name in SOURCES:
+        return SOURCES[data.name](data.root or "", split)
     return readers.timm_images(data.name, data.root, split)
 
 
@@ -119,10 +118,6 @@ def open_training_images(data: ImageDataConfig) -> ImageSource:
         return source
     (chosen,) = stratified(source.labels(), [data.train_fraction], seed=0)
     return Subset(source, chosen)
-
-
-def _common(data: ImageDataConfig) -> dict[str, Any]:
-    return {"interpolation": data.interpolation, "mean": data.mean, "std": data.std}
 
 
 def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
@@ -137,13 +132,10 @@ def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
         auto_augment=augment.auto_augment,
         re_prob=augment.erasing,
         re_mode=augment.erasing_mode,
-        **_common(data),
+        interpolation=data.interpolation,
+        mean=data.mean,
+        std=data.std,
     )
-
-
-def eval_transform(data: ImageDataConfig) -> Transform:
-    """Resize, centre crop; to a normalised (3, image_size, image_size) tensor."""
-    return create_transform(data.image_size, is_training=False, crop_pct=data.crop_pct, **_common(data))
 
 
 class TransformedImages(Dataset):

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ppma.data.decoding import LabelFormatError
-from ppma.engine.task import BrokenSampleError
+from ppma.data.errors import BrokenSampleError, LabelFormatError
 
 IGNORED = 255  # the label of pixels without a class, whatever the files say
 LARGEST_VALUE = 65535  # of 16 bits

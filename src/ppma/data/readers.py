@@ -10,8 +10,8 @@ from PIL import Image
 from timm.data import create_dataset
 
 from ppma.data.decoding import IMAGE_SUFFIXES, decode
+from ppma.data.errors import BrokenSampleError
 from ppma.data.source import ArrayImages, ImageSource
-from ppma.engine.task import BrokenSampleError
 
 
 class ReaderImages(ImageSource):

@@ -18,8 +18,8 @@ from PIL import Image
 from timm.utils.misc import natural_key
 
 from ppma.data.decoding import IMAGE_SUFFIXES, decode
+from ppma.data.errors import BrokenSampleError
 from ppma.data.source import ImageSource
-from ppma.engine.task import BrokenSampleError
 
 MOST_CLASSES = 1_000_000  # a greater number in a .cls file is a mistake
 

@@ -126,9 +126,9 @@ class RunConfig:
         sync_batch_norm: batch statistics over all processes.
         deterministic: also choose deterministic GPU kernels; on CPU a run is exact either way.
         repeats: repeated augmentation, so many copies of a sample after one another; an epoch keeps its length.
-        optimizer: see there.
-        schedule: see there.
-        ema: see there, None for none.
+        optimizer: see `OptimizerConfig`.
+        schedule: see `ScheduleConfig`.
+        ema: see `EmaConfig`, None for none.
         eval_epochs: evaluate after so many epochs (a run of `steps` with eval_steps: after so many steps).
         eval_steps: in place of eval_epochs.
         checkpoint_steps: checkpoints at these steps too, beside those at each evaluation.

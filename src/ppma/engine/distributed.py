@@ -49,7 +49,7 @@ class World:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def share(self, model: nn.Module) -> None:
+    def broadcast_parameters(self, model: nn.Module) -> None:
         """Give every process the main process's weights and statistics."""
         if self.size > 1:
             for tensor in model.state_dict().values():
@@ -90,10 +90,9 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm with the statistics of all processes, on any device.
+    """Batch norm with the statistics of all processes, for the CPU, where `nn.SyncBatchNorm` refuses to run.
 
-    `nn.SyncBatchNorm` refuses CPU tensors, and its conversion would drop what a subclass does around the norm. The
-    variance is taken in a second pass, which float32 needs.
+    The variance is taken in a second pass, which float32 needs.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,12 +120,23 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
-def synchronise_batch_norm(model: nn.Module) -> None:
-    """Make every 2D batch norm of the model, subclasses too, take its statistics over all processes."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d) and not isinstance(module, SyncBatchNorm2d):
-            kind = type(module)
-            # A subclass calls the norm by super().forward; placed after it, the synchronised norm is what it reaches.
-            module.__class__ = (
-                SyncBatchNorm2d if kind is nn.BatchNorm2d else type(f"Sync{kind.__name__}", (kind, SyncBatchNorm2d), {})
-            )
+def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with norms in place of its 2D batch norms, subclasses too, that share statistics over all processes.
+
+    Unlike `nn.SyncBatchNorm.convert_sync_batchnorm`, this keeps what a subclass does around the norm.
+    """
+    if isinstance(model, nn.BatchNorm2d):
+        return _synchronised(model, nn.SyncBatchNorm if device.type == "cuda" else SyncBatchNorm2d)
+    for name, child in model.named_children():
+        setattr(model, name, synchronise_batch_norm(child, device))
+    return model
+
+
+def _synchronised(norm: nn.BatchNorm2d, base: type[nn.Module]) -> nn.Module:
+    kind = type(norm)
+    # A subclass calls the norm by super().forward; placed after it, the synchronised norm is what it reaches.
+    made = base if kind is nn.BatchNorm2d else type(f"Sync{kind.__name__}", (kind, base), {})
+    replaced = made(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    for name, tensor in (*norm.named_parameters(), *norm.named_buffers()):
+        setattr(replaced, name, tensor)
+    return replaced.train(norm.training)

@@ -14,8 +14,8 @@ from ppma.config import require
 from ppma.engine import distributed
 from ppma.engine.distributed import World
 from ppma.engine.errors import TooManyBrokenError
-from ppma.engine.log import ProgressLine
-from ppma.engine.stream import eval_batches, name_dead_workers, to_device
+from ppma.engine.logging import ProgressLine
+from ppma.engine.sampling import eval_batches, name_dead_workers, to_device
 from ppma.engine.task import Metrics
 
 AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ppma.engine import checkpoint
 from ppma.engine.distributed import World
-from ppma.engine.log import METRICS
+from ppma.engine.logging import METRICS
 
 LOCK = ".lock"
 CONFIG = "config.yaml"

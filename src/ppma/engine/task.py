@@ -13,10 +13,6 @@ from ppma.engine.config import RunConfig
 Config = TypeVar("Config", bound=RunConfig)
 
 
-class BrokenSampleError(Exception):
-    """Raised by a dataset for a sample that cannot be read; the message names it. The engine counts and skips it."""
-
-
 class Metrics(ABC):
     """What is measured on held-out data: fed batch by batch in every process, put together at the end in one."""
 
@@ -33,14 +29,14 @@ class Metrics(ABC):
         """The metrics from the states of all processes."""
 
 
-class Task(ABC, Generic[Config]):
+class TrainingTask(ABC, Generic[Config]):
     """Model, data, loss and metrics of one kind of training.
 
     Attributes:
-        best: name of the metric by which weights are called the best; larger is better.
+        monitor: name of the metric that chooses the best weights; larger is better.
     """
 
-    best: str
+    monitor: str
 
     def __init__(self, config: Config) -> None:
         self.config = config

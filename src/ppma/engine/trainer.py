@@ -28,11 +28,10 @@ from ppma.engine.errors import (
     TooManyBrokenError,
 )
 from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
-from ppma.engine.log import MetricsLog, ProgressLine, curves, format_metrics
-from ppma.engine.seeds import seed_process
+from ppma.engine.logging import MetricsLog, ProgressLine, curves, format_metrics
+from ppma.engine.sampling import Batch, name_dead_workers, seed_process, to_device, train_batches
 from ppma.engine.signals import StopRequest, stop_request
-from ppma.engine.stream import Batch, name_dead_workers, to_device, train_batches
-from ppma.engine.task import Task
+from ppma.engine.task import TrainingTask
 
 
 class Trainer:
@@ -52,7 +51,7 @@ class Trainer:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainingTask,
         run: Path,
         world: World,
         *,
@@ -97,7 +96,7 @@ class Trainer:
         config, world = self.config, self.world
         self.model = self.task.model().to(world.device)
         if config.sync_batch_norm and world.size > 1:
-            synchronise_batch_norm(self.model)
+            self.model = synchronise_batch_norm(self.model, world.device)
         self.parallel: nn.Module = self.model
         if world.size > 1:
             # Synchronised norms have the same statistics everywhere; else the main process's are the ones that count.
@@ -143,7 +142,7 @@ class Trainer:
         return state
 
     @property
-    def usable(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The model to evaluate and save: the moving average where there is one."""
         return optim.weights_to_use(self.model, self.ema)
 
@@ -289,12 +288,12 @@ class Trainer:
         try:
             with name_dead_workers():
                 with stop_request() as request:
-                    self._mark()
+                    self._log_and_evaluate()
                     while self.step < self.steps:
                         self._step(batches, request)
                         if self._due(self.config.checkpoint_steps) or self._evaluation_due():
                             self.save(checkpoint.path_of(self.run, self.step))
-                        self._mark()
+                        self._log_and_evaluate()
                 return self._finish()
         except LoaderDiedError as error:
             raise LoaderDiedError(f"{error}; {self._way_back()}") from None
@@ -323,7 +322,7 @@ class Trainer:
         for micro in range(config.accumulate):
             batch = self._next(batches, first=micro == 0)
             keys += batch.keys
-            with self._exchange(last=micro == config.accumulate - 1):
+            with self._maybe_no_sync(last=micro == config.accumulate - 1):
                 with autocast(config.amp, world.device):
                     parts = self.task.loss(self.parallel, to_device(batch.data, world.device))
                     loss = torch.stack(list(parts.values())).sum() / config.accumulate
@@ -370,7 +369,7 @@ class Trainer:
             return f"stopped at step {self.step}, before the first checkpoint"
         return f"stopped at step {self.step}; --resume auto continues from step {steps[-1]}"
 
-    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[None]:
+    def _maybe_no_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are exchanged between processes in the last micro-batch of a step only."""
         if last or not isinstance(self.parallel, DistributedDataParallel):
             return contextlib.nullcontext()
@@ -398,7 +397,7 @@ class Trainer:
             "clip_grad or amp: none, with --resume and that path or an earlier checkpoint"
         )
 
-    def _mark(self) -> None:
+    def _log_and_evaluate(self) -> None:
         """Where a row is due: evaluate if that is due too, and write it.
 
         A checkpoint of this step was saved before, so a run that ends in here repeats this and nothing else.
@@ -422,13 +421,13 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Measure the weights to use on the validation data, and write them where users look for them."""
         measured = self._measure("val") if "val" in self.eval_data else {}
-        value = measured.get(f"val_{self.task.best}", math.inf)
+        value = measured.get(f"val_{self.task.monitor}", math.inf)
         improved = not measured or self.best_step == 0 or value > self.best
         if improved:
             self.best, self.best_step = value, self.step
         if self.world.main:
-            self._save_weights(folder.LAST, self.usable)
-            best = self.usable if improved else self.unsaved_best
+            self._save_weights(folder.LAST, self.eval_model)
+            best = self.eval_model if improved else self.unsaved_best
             if best is not None:
                 written = self._save_weights(folder.BEST, best)
                 self.unsaved_best = None if written else copy.deepcopy(best)  # to try again when there is room
@@ -440,7 +439,7 @@ class Trainer:
 
     def _measure(self, split: str) -> dict[str, float]:
         measured = evaluate(
-            self.usable,
+            self.eval_model,
             self.task.metrics(),
             self.eval_data[split],
             self.task.collate,
@@ -457,14 +456,14 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         """Measure the best weights on data that chose nothing, and write the summary and the curves."""
         if folder.LAST in self.unwritten:
-            self._save_weights(folder.LAST, self.usable)
+            self._save_weights(folder.LAST, self.eval_model)
         if self.unsaved_best is not None:
             self._save_weights(folder.BEST, self.unsaved_best)
         others = [split for split in self.eval_data if split != "val"]
         if others:
             if self.world.main:
                 self._load_best()
-            self.world.share(self.usable)
+            self.world.broadcast_parameters(self.eval_model)
         final = {key: value for split in others for key, value in self._measure(split).items()}
         summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
         if self.log is not None:
@@ -505,7 +504,7 @@ class Trainer:
         except (FileNotFoundError, checkpoint.UnreadableCheckpointError) as error:
             warnings.warn(f"measuring the last weights instead of the best: {error}", stacklevel=2)
             return
-        self.usable.load_state_dict(state["model"] if self.ema is None else state["ema"])
+        self.eval_model.load_state_dict(state["model"] if self.ema is None else state["ema"])
 
     def _summary(self) -> dict[str, Any]:
         assert self.log is not None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ppma.layers.attention import FORMULATIONS, AttentionInputs, PolylineAttention
 from ppma.masks import StructuredMask
+from ppma.ops.options import Combine
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class AttentionRecord:
 
     name: str
     kind: str
-    combine: str
+    combine: Combine
     q: Tensor
     k: Tensor
     mask: StructuredMask

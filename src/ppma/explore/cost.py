@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ppma.bench.costs import METHODS
-from ppma.bench.memory import peak
-from ppma.bench.scaling import exponent
-from ppma.bench.timing import interleave
 from ppma.explore import style
+from ppma.measure.costs import METHODS, exponent
+from ppma.measure.memory import peak
+from ppma.measure.timing import interleave
 from ppma.ops import checks, polyline_scan
 
 if TYPE_CHECKING:

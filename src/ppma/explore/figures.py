@@ -1,20 +1,17 @@
-"""The figures of `ppma figure`: the options of each, and how it is drawn from them. All counts start at 1 here."""
+"""The figures of `ppma figure`: each is drawn from the options that the command took. All counts start at 1 here."""
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.explore import attention, cost, gallery, paths, receptive, style
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
-from ppma.explore.command import model_options
 from ppma.explore.images import find_image
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject
-from ppma.layers.attention import FORMULATIONS
-from ppma.masks import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,26 +24,6 @@ LARGEST_MASKS = 64  # a dense mask has the fourth power of it
 MOST_FRAMES = 360
 MOST_ROUNDS = 1000
 MOST_IMAGES = 512
-
-
-def add_figures(figures: Any) -> None:
-    """Add a parser for each figure; `arguments.write(arguments)` draws and writes it."""
-    _add_paths(figures.add_parser("paths", help="both polyline paths between two tokens"))
-    _add_pairs(figures.add_parser("pairs", help="the paths between all pairs of tokens: 81 on a 3 x 3 grid"))
-    _add_masks(figures.add_parser("masks", help="the structured masks side by side, for one query"))
-    _add_attention(figures.add_parser("attention", help="decays, mask and attention of a query; .gif: it moves"))
-    _add_heads(figures.add_parser("heads", help="the same for every head"))
-    _add_cost(figures.add_parser("cost", help="time and memory against the number of tokens, measured now"))
-    _add_receptive(figures.add_parser("receptive-field", help="how much each pixel moves the features in the middle"))
-
-
-def _pair(text: str) -> Pair:
-    """Two numbers, "3,4"."""
-    try:
-        first, second = (int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected two whole numbers such as 3,4, got {text!r}") from None
-    return first, second
 
 
 def _within(name: str, value: int, high: int, low: int = 1) -> int:
@@ -71,33 +48,13 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise ValueError(f"{name}: {why}")
 
 
-def _out(parser: argparse.ArgumentParser, write: Any, formats: str = ".png, .pdf or .svg") -> None:
-    parser.add_argument("--out", type=Path, required=True, help=f"a {formats} file")
-    parser.set_defaults(write=write)
-
-
-def _writes(draw: Any) -> Any:
-    """Turn what draws a figure into what writes it."""
-
-    def write(arguments: argparse.Namespace) -> None:
-        style.check_out(arguments.out, style.FORMATS)  # before minutes of measuring
-        figure: Figure = draw(arguments)
-        style.save(figure, arguments.out)
-
-    return write
-
-
-def _query_option(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    said = "the middle" if default is None else default
-    text = f"ROW,COLUMN of the query token, from 1,1 (default: {said})"
-    parser.add_argument("--query", type=_pair, metavar="ROW,COLUMN", default=default and _pair(default), help=text)
-
-
-def _add_paths(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grid", type=_pair, default=(6, 8), metavar="ROWS,COLUMNS", help="(default: 6,8)")
-    _query_option(parser, "2,2")
-    parser.add_argument("--key", type=_pair, default=(5, 7), metavar="ROW,COLUMN", help="(default: 5,7)")
-    _out(parser, _writes(_draw_paths))
+def write(arguments: argparse.Namespace) -> None:
+    """Draw the figure `arguments.name` with its options and write `arguments.out`."""
+    if arguments.name == "attention":
+        _write_attention(arguments)
+        return
+    style.check_out(arguments.out, style.FORMATS)  # before minutes of measuring
+    style.save(DRAW[arguments.name](arguments), arguments.out)
 
 
 def _draw_paths(arguments: argparse.Namespace) -> "Figure":
@@ -106,22 +63,6 @@ def _draw_paths(arguments: argparse.Namespace) -> "Figure":
         raise ValueError(f"grid: expected 1,1 to {LARGEST_PATHS},{LARGEST_PATHS}, got {rows},{columns}")
     query, key = (_token(name, getattr(arguments, name), arguments.grid) for name in ("query", "key"))
     return paths.path_figure(query, key, arguments.grid)
-
-
-def _add_pairs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, default=3, help="of the grid, at most 4 (default: %(default)s)")
-    parser.add_argument("--path", choices=tuple(paths.LINES), default="v2h")
-    _out(parser, _writes(lambda a: paths.path_gallery(a.side, a.path)))
-
-
-def _add_masks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, help="tokens in a row and in a column, without --checkpoint (default: 24)")
-    parser.add_argument("--image", help="a file or a sample whose edges make the decays (default: a disc)")
-    parser.add_argument("--checkpoint", type=Path, help="use the decays that this model has for the image instead")
-    _where_options(parser)
-    _head_option(parser)
-    _query_option(parser)
-    _out(parser, _writes(_draw_masks))
 
 
 def _draw_masks(arguments: argparse.Namespace) -> "Figure":
@@ -152,28 +93,6 @@ def _tokens(image: str, grid: Pair) -> Tensor:
     return F.adaptive_avg_pool2d(ToTensor()(find_image(image)), grid)
 
 
-def _where_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stage", type=int, help="from 1 (default: 1)")
-    parser.add_argument("--block", type=int, help="of the stage, from 1 (default: 1)")
-
-
-def _head_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--head", type=int, help="from 1 (default: the mean over the heads)")
-
-
-def _query_options(parser: argparse.ArgumentParser) -> None:
-    model_options(parser, default="ppma_nano")
-    parser.add_argument("--image", default="cat", help="a file or a sample (default: %(default)s)")
-    _where_options(parser)
-    _query_option(parser)
-    parser.add_argument("--mask", choices=tuple(KINDS), help="what if this attention had another mask")
-    parser.add_argument("--formulation", choices=tuple(FORMULATIONS), help="what if it were combined so")
-    parser.add_argument("--strength", type=float, default=1.0, help="what if log-decays were so many times as large")
-    parser.add_argument(
-        "--decays", choices=("model", "edges"), default="model", help="edges: set from the image's edges, not learned"
-    )
-
-
 def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
     """The image as the model sees it, and the attention that was asked for."""
     depths = subject.model.config.depths
@@ -197,13 +116,6 @@ def _head(arguments: argparse.Namespace, record: AttentionRecord) -> int | None:
     return None if arguments.head is None else _within("head", arguments.head, record.heads) - 1
 
 
-def _add_attention(parser: argparse.ArgumentParser) -> None:
-    _query_options(parser)
-    _head_option(parser)
-    parser.add_argument("--frames", type=int, help="of a .gif (default: 24)")
-    _out(parser, _write_attention, ".png, .pdf, .svg or .gif")
-
-
 def _write_attention(arguments: argparse.Namespace) -> None:
     style.check_out(arguments.out, (*style.FORMATS, ".gif"))
     moving = arguments.out.suffix.lower() == ".gif"
@@ -222,29 +134,9 @@ def _write_attention(arguments: argparse.Namespace) -> None:
         style.save(attention.query_figure(image, panels, query), arguments.out)
 
 
-def _add_heads(parser: argparse.ArgumentParser) -> None:
-    _query_options(parser)
-    _out(parser, _writes(lambda arguments: attention.heads_figure(*_what_if(arguments))))
-
-
-def _add_cost(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--largest", type=int, default=256, help="side of the largest grid (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="timings of each (default: %(default)s)")
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
-    _out(parser, _writes(_draw_cost))
-
-
 def _draw_cost(arguments: argparse.Namespace) -> "Figure":
     rounds = _within("rounds", arguments.rounds, MOST_ROUNDS)
     return cost.cost_figure(cost.measure(arguments.largest, rounds=rounds, memory=arguments.memory))
-
-
-def _add_receptive(parser: argparse.ArgumentParser) -> None:
-    model_options(parser, default="ppma_nano")
-    parser.add_argument("--masks", help="comma-separated, for --model: with each of them (default: none,rmt,2d)")
-    parser.add_argument("--stage", type=int, default=3, help="whose features, from 1 (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=8, help="images of noise (default: %(default)s)")
-    _out(parser, _writes(_draw_receptive))
 
 
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
@@ -261,6 +153,16 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     fields = {}
     for name, subject in zip(names, subjects, strict=True):
         stage = _within("stage", arguments.stage, len(subject.model.config.depths)) - 1
-        images = receptive.noise_images(count, subject.data.image_size)
+        images = receptive.noise_images(count, subject.preprocessing.image_size)
         fields[name] = receptive.effective_receptive_field(subject.model, images, stage)
     return receptive.receptive_field_figure(fields)
+
+
+DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
+    "paths": _draw_paths,
+    "pairs": lambda arguments: paths.path_gallery(arguments.side, arguments.path),
+    "masks": _draw_masks,
+    "heads": lambda arguments: attention.heads_figure(*_what_if(arguments)),
+    "cost": _draw_cost,
+    "receptive-field": _draw_receptive,
+}

@@ -5,7 +5,7 @@ from pathlib import Path
 from PIL import Image
 
 from ppma.data.decoding import decode
-from ppma.engine.task import BrokenSampleError
+from ppma.data.errors import BrokenSampleError
 from ppma.ops import checks
 
 SAMPLES = Path(__file__).parent / "samples"

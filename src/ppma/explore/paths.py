@@ -8,6 +8,7 @@ from torch import Tensor
 from ppma.explore import style
 from ppma.explore.query import check_query
 from ppma.ops import checks, polyline_mask, reference
+from ppma.ops.options import Path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
 
 Token = tuple[int, int]
 LONGEST_SIDE = 10_000  # tokens in a row or a column that a path is worked out for
-LINES = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
+LINES: dict[Path, tuple[str, str]] = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
 
 
-def corner(query: Token, key: Token, path: str) -> Token:
+def corner(query: Token, key: Token, path: Path) -> Token:
     """Where the path turns: V2H walks the key's column first, H2V the key's row."""
     checks.one_of("path", path, tuple(LINES))
     return (query[0], key[1]) if path == "v2h" else (key[0], query[1])
 
 
-def path_tokens(query: Token, key: Token, path: str) -> list[Token]:
+def path_tokens(query: Token, key: Token, path: Path) -> list[Token]:
     """The tokens on the path from the key to the query, both included, in the order of the walk."""
     for token in (query, key):
         check_query(token, (LONGEST_SIDE, LONGEST_SIDE))
@@ -40,7 +41,7 @@ def _line(start: Token, end: Token) -> list[Token]:
     return [(row, column) for row in range(i, k + down, down) for column in range(j, l + right, right)]
 
 
-def _draw_path(axis: "Axes", query: Token, key: Token, path: str, *, width: float) -> None:
+def _draw_path(axis: "Axes", query: Token, key: Token, path: Path, *, width: float) -> None:
     colour, dash = LINES[path]
     rows, columns = zip(*path_tokens(query, key, path), strict=True)
     axis.plot(columns, rows, dash, color=colour, linewidth=width, label=path.upper(), solid_capstyle="round")
@@ -99,7 +100,7 @@ def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor
         axis.text(*place, f"{value:.2g}", fontsize=8, ha=align, va="center")
 
 
-def path_gallery(side: int = 3, path: str = "v2h") -> "Figure":
+def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
     """The paths between all pairs of tokens: one small grid for each entry of the mask, queries down, keys across."""
     if not 1 <= side <= 4:
         raise ValueError(f"side: expected 1 to 4 (there are side^4 paths), got {side}")

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ppma.classifier import Preparation, load_classifier
-from ppma.data.images import ImageDataConfig, eval_transform
-from ppma.models import CONFIGS, PolylineBackbone, load_checkpoint
+from ppma.data.preprocessing import Preprocessing
+from ppma.models import CONFIGS, PolylineBackbone
+from ppma.models.loading import load_classifier
 from ppma.ops import checks
 
 
@@ -21,24 +21,25 @@ class Subject:
     Attributes:
         model: in evaluation mode.
         name: for titles.
-        data: how images are prepared.
+        preprocessing: how it wants its images.
         trained: whether its weights were learned; else they are random, and so is what it attends to.
         classes: names in the order of its scores, empty where unknown.
     """
 
     model: PolylineBackbone
     name: str
-    data: ImageDataConfig
+    preprocessing: Preprocessing
     trained: bool
     classes: tuple[str, ...] = field(default=(), repr=False)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """An image as the model gets it: (3, size, size), normalised."""
-        return eval_transform(self.data)(image)
+        return self.preprocessing.transform()(image)
 
     def shown(self, prepared: Tensor) -> Tensor:
         """A prepared image to look at, (3, size, size) in [0, 1]."""
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.data.mean, self.data.std))
+        wanted = self.preprocessing
+        mean, std = (torch.tensor(values)[:, None, None] for values in (wanted.mean, wanted.std))
         return (prepared * std + mean).clamp(0, 1)
 
 
@@ -59,19 +60,11 @@ def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = PolylineBackbone(CONFIGS[name].replace(**changes))
-    return Subject(model.eval(), f"{name} (random weights)", _published_data(model), trained=False)
+    preprocessing = Preprocessing.from_timm(model.pretrained_cfg)
+    return Subject(model.eval(), f"{name} (random weights)", preprocessing, trained=False)
 
 
 def from_checkpoint(path: str | Path) -> Subject:
-    """Any weight file that ppma reads; a classifier of `ppma train` brings its classes and its preparation."""
-    model = load_checkpoint(path)
-    name = Path(path).stem
-    if model.num_classes == 0:
-        return Subject(model, name, _published_data(model), trained=True)
-    model, preparation = load_classifier(path)
-    data = preparation.apply_to(ImageDataConfig(name="digits"))
-    return Subject(model, name, data, trained=True, classes=preparation.classes)
-
-
-def _published_data(model: PolylineBackbone) -> ImageDataConfig:
-    return Preparation.published(model).apply_to(ImageDataConfig(name="digits"))
+    """Any weight file that ppma reads; a classifier of `ppma train` brings its classes and its preprocessing."""
+    model, preprocessing, classes = load_classifier(path, headless=True)
+    return Subject(model, Path(path).stem, preprocessing, trained=True, classes=classes)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ppma.bench import costs
 from ppma.explore.paths import path_tokens
+from ppma.measure import costs
 from ppma.ops import polyline_mask, polyline_scan, reference
 
 SIDE = 4

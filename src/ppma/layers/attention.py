@@ -15,6 +15,7 @@ from ppma.layers.init import linear
 from ppma.layers.rope import rotary_table
 from ppma.masks import PrefixedMask, StructuredMask
 from ppma.ops import backends, checks
+from ppma.ops.options import BackendName, Combine
 from ppma.ops.rotary import rotary_split
 
 ATTENTION_KINDS = ("full", "criss_cross")
@@ -24,7 +25,7 @@ ATTENTION_KINDS = ("full", "criss_cross")
 class Formulation:
     """How mask and softmax are combined, and how decays are parametrised."""
 
-    combine: str
+    combine: Combine
     decay: str
 
 
@@ -101,7 +102,7 @@ class PolylineAttention(nn.Module):
         rope: bool = False,
         local_kernel: int = 0,
         fixed_decay_span: float = 4.0,
-        backend: str = "auto",
+        backend: BackendName = "auto",
     ) -> None:
         super().__init__()
         checks.one_of("kind", kind, ATTENTION_KINDS)
@@ -124,12 +125,12 @@ class PolylineAttention(nn.Module):
         self.backend = backend
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> BackendName:
         """Selects the implementation of every operator in the module."""
         return self._backend
 
     @backend.setter
-    def backend(self, name: str) -> None:
+    def backend(self, name: BackendName) -> None:
         checks.one_of("backend", name, backends.NAMES)
         self._backend = name
         if self.local is not None:
@@ -167,7 +168,7 @@ class PolylineAttention(nn.Module):
         if self.local is not None:
             values = v.movedim(1, -2).flatten(1, 2).flatten(-2)
             on_grid = (t[:, prefix:].unflatten(1, (H, W)) for t in (values, out))
-            local = self.local.plus(*on_grid).flatten(1, 2)
+            local = self.local.add(*on_grid).flatten(1, 2)
             out = torch.cat((out[:, :prefix], local), 1) if prefix else local
         return self.proj(out).reshape(x.shape)
 

@@ -22,8 +22,8 @@ class ConvFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.expand(x)
-        mixed = self.local.plus(hidden, gelu=True)
-        with recomputing(mixed, lambda: self.local.plus(hidden, gelu=True)):
+        mixed = self.local.add(hidden, gelu=True)
+        with recomputing(mixed, lambda: self.local.add(hidden, gelu=True)):
             return self.reduce(mixed)
 
 
@@ -79,7 +79,7 @@ class PolylineBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        placed = self.position.plus(x)
+        placed = self.position.add(x)
         normed = self.attn_norm(placed)
         with recomputing(normed, lambda: self.attn_norm.forward(placed)):
             attended = placed + self.drop_path(self.attn_scale(self.attn(normed, rotary=rotary)))

@@ -6,7 +6,8 @@ below read and write the layout of the attention without a copy.
 
 from torch import Tensor, nn
 
-from ppma.ops.local import depthwise_add
+from ppma.ops.depthwise import depthwise_conv
+from ppma.ops.options import BackendName
 
 
 class ChannelLastConv(nn.Conv2d):
@@ -27,19 +28,19 @@ class DepthwiseConv(ChannelLastConv):
     """A depthwise convolution that keeps the grid.
 
     Attributes:
-        backend: selects the implementation of `plus`.
+        backend: selects the implementation of `add`.
     """
 
-    def __init__(self, dim: int, kernel: int, backend: str = "auto") -> None:
+    def __init__(self, dim: int, kernel: int, backend: BackendName = "auto") -> None:
         super().__init__(dim, dim, kernel, padding=kernel // 2, groups=dim)
         self.backend = backend
 
-    def plus(self, x: Tensor, base: Tensor | None = None, *, gelu: bool = False) -> Tensor:
-        """`base + conv(act(x))`, in one pass where there is a kernel for it.
+    def add(self, x: Tensor, residual: Tensor | None = None, *, gelu: bool = False) -> Tensor:
+        """`residual + conv(act(x))`, in one pass where there is a kernel for it.
 
         Args:
             x: (B, H, W, dim).
-            base: (B, H, W, dim), or None for act(x).
+            residual: (B, H, W, dim), or None for act(x).
             gelu: act is GELU instead of the identity.
         """
-        return depthwise_add(x, self.weight, self.bias, base, gelu=gelu, backend=self.backend)
+        return depthwise_conv(x, self.weight, self.bias, residual, gelu=gelu, backend=self.backend)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from ppma.ops.local import native_serves
+from ppma.ops.backends import kernels_serve
 
 Again = Callable[[], Tensor]
 Kept = Tensor | tuple[Again, torch.Size, tuple[int, ...], int | torch.SymInt]
@@ -24,7 +24,7 @@ def recomputing(value: Tensor, again: Again) -> contextlib.AbstractContextManage
         value: a tensor that lives as long as the context.
         again: computes it from tensors that are kept anyway.
     """
-    if not (torch.is_grad_enabled() and value.requires_grad) or not native_serves("depthwise_add", "auto", value):
+    if not (torch.is_grad_enabled() and value.requires_grad) or not kernels_serve("auto", "depthwise_conv", value):
         return contextlib.nullcontext()
     return _recomputing(value, again)
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from ppma.ops import checks
-from ppma.ops.functional import COMBINES
+from ppma.ops.options import COMBINES, BackendName, Combine, Path
 
 
 class StructuredMask(ABC):
     """A mask on an H x W grid for a batch of heads; `...` stands for its batch axes."""
 
     # How each path goes in criss-cross attention: "v2h" within columns, then within rows; "h2v" the other way round.
-    paths: tuple[str, ...]
+    paths: tuple[Path, ...]
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -33,9 +33,9 @@ class StructuredMask(ABC):
         k: Tensor,
         v: Tensor,
         *,
-        combine: str = "hadamard",
+        combine: Combine = "hadamard",
         scale: float | None = None,
-        backend: str = "auto",
+        backend: BackendName = "auto",
     ) -> Tensor:
         """Full attention with this mask.
 
@@ -63,9 +63,9 @@ class StructuredMask(ABC):
         k: Tensor,
         v: Tensor,
         *,
-        combine: str = "hadamard",
+        combine: Combine = "hadamard",
         scale: float | None = None,
-        backend: str = "auto",
+        backend: BackendName = "auto",
     ) -> Tensor:
         """Criss-cross attention with this mask, through its blocks within rows and within columns.
 
@@ -85,12 +85,12 @@ def _swap(x: Tensor) -> Tensor:
     return x.transpose(-3, -2)
 
 
-def _merge(outs: list[Tensor], combine: str) -> Tensor:
+def _merge(outs: list[Tensor], combine: Combine) -> Tensor:
     total = torch.stack(outs)
     return total.sum(0) if combine == "hadamard" else total.mean(0)
 
 
-def _masked_softmax(q: Tensor, k: Tensor, log_mask: Tensor, combine: str, scale: float | None) -> list[Tensor]:
+def _masked_softmax(q: Tensor, k: Tensor, log_mask: Tensor, combine: Combine, scale: float | None) -> list[Tensor]:
     """One map for each path, in the dtype of q: softmax(s) * mask or softmax(s + log mask)."""
     scores = (q @ k.mT).float() if q.dtype != torch.float64 else q @ k.mT
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ppma.masks.base import StructuredMask
 from ppma.ops import checks, criss_cross_attention, polyline_attention, polyline_mask
-from ppma.ops.layout import ND_PATHS, split_paths
-from ppma.ops.lines import log_decay_matrix
+from ppma.ops.decay_matrix import log_decay_matrix
+from ppma.ops.options import ND_PATHS, Paths, split_paths
 
 
 class PolylineMask(StructuredMask):
@@ -21,7 +21,7 @@ class PolylineMask(StructuredMask):
         paths: "v2h", "h2v" or "2d".
     """
 
-    def __init__(self, log_alpha: Tensor, log_beta: Tensor, paths: str = "2d") -> None:
+    def __init__(self, log_alpha: Tensor, log_beta: Tensor, paths: Paths = "2d") -> None:
         checks.one_of("paths", paths, ND_PATHS)
         self.log_alpha, self.log_beta = checks.log_decays({"log_alpha": log_alpha, "log_beta": log_beta}, axes=2)
         self.operator_paths = paths

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.masks.base import StructuredMask
+from ppma.ops.options import BackendName, Combine
 
 
 class PrefixedMask(StructuredMask):
@@ -32,9 +33,9 @@ class PrefixedMask(StructuredMask):
         k: Tensor,
         v: Tensor,
         *,
-        combine: str = "hadamard",
+        combine: Combine = "hadamard",
         scale: float | None = None,
-        backend: str = "auto",
+        backend: BackendName = "auto",
     ) -> Tensor:
         """Full attention; "hadamard" without N x N tensors, "logit" by the dense form.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ppma.masks import curves
 from ppma.masks.base import StructuredMask
 from ppma.ops import checks
-from ppma.ops.lines import log_differences, potentials
+from ppma.ops.decay_matrix import log_differences, potentials
 
 
 class ScanMask(StructuredMask):

@@ -2,18 +2,20 @@
 
 from ppma.models import flops, variants
 from ppma.models.backbone import PolylineBackbone
-from ppma.models.checkpoint import load_checkpoint, save_checkpoint
+from ppma.models.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from ppma.models.config import CONFIGS, BackboneConfig
-from ppma.models.files import CheckpointError
 from ppma.models.inference import optimize_for_inference
+from ppma.models.loading import load_checkpoint, save_checkpoint
 
 __all__ = [
     "CONFIGS",
     "BackboneConfig",
+    "Checkpoint",
     "CheckpointError",
     "PolylineBackbone",
     "flops",
     "load_checkpoint",
+    "open_checkpoint",
     "optimize_for_inference",
     "save_checkpoint",
     "variants",

@@ -13,23 +13,17 @@ from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import NORM_EPS
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.stem import Stem
-from ppma.models import authors
+from ppma.models.checkpoints import CheckpointError, open_checkpoint, release, write_checkpoint
+from ppma.models.checkpoints.metadata import decode_config, encode_config
+from ppma.models.checkpoints.weights import EXTRA_STATE, build, check_size
 from ppma.models.config import CONFIGS, BackboneConfig
-from ppma.models.files import (
-    EXTRA_STATE,
-    WEIGHTS_NAME,
-    CheckpointError,
-    build,
-    check_size,
-    decode_config,
-    encode_config,
-    read_native,
-    write_native,
-)
 from ppma.models.head import ClassifierHead
-from ppma.models.preprocessing import CLASSIFIER, FIRST_CONV, pretrained_cfg
 from ppma.models.stage import Stage
+from ppma.models.timm_config import CLASSIFIER, FIRST_CONV, pretrained_cfg
 from ppma.ops import backends, checks
+from ppma.ops.options import BackendName
+
+WEIGHTS_NAME = "model.safetensors"
 
 
 class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["image-classification", "timm"]):
@@ -177,7 +171,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
 
-    def set_backend(self, name: str) -> None:
+    def set_backend(self, name: BackendName) -> None:
         """Select the implementation of every operator: "auto", "reference", "torch", "native" or "triton".
 
         Where a backend has no kernel for a part of a block (the reference and Triton have none for depthwise
@@ -225,10 +219,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         if message := self.origin_mismatch(own):  # like a wrong shape, an error whether strict or not
             error_msgs.append(message)
         state_dict.pop(prefix + EXTRA_STATE, None)
-        if authors.is_authors_layout(own):
+        if release.is_release_layout(own):
             for name in own:
                 state_dict.pop(prefix + name, None)
-            state_dict.update({prefix + name: tensor for name, tensor in authors.convert(own).items()})
+            state_dict.update({prefix + name: tensor for name, tensor in release.convert(own).items()})
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -238,8 +232,8 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
     def origin_mismatch(self, state: Mapping[str, Tensor]) -> str | None:
         """How the model that these weights come from differs from this one, None where they agree or do not tell."""
         encoded = state.get(EXTRA_STATE)
-        if authors.is_authors_layout(state):
-            source = self.config.replace(formulation="release", mask=authors.told_mask(state) or self.config.mask)
+        if release.is_release_layout(state):
+            source = self.config.replace(formulation="release", mask=release.told_mask(state) or self.config.mask)
         elif encoded is None or getattr(encoded, "is_meta", False):
             return None
         else:
@@ -256,7 +250,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         return f"the weights are of a model with {theirs}; this one has {ours}"
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        write_native(save_directory / WEIGHTS_NAME, self.state_dict(), self.config)
+        write_checkpoint(save_directory / WEIGHTS_NAME, self.state_dict(), self.config)
 
     @classmethod
     def _from_pretrained(
@@ -286,7 +280,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
                 token=token,
             )
         )
-        state, stored = read_native(path)
+        checkpoint = open_checkpoint(path)
+        stored, state = checkpoint.backbone, checkpoint.contents
+        if stored is None:
+            raise CheckpointError(f"{path}: expected a configuration in the file's metadata, found none")
         chosen = (config or stored).replace(**overrides)
         check_size(chosen, state, source=str(path))
         return build(lambda: cls(chosen), state, source=str(path))

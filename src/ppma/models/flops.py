@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-import ppma.ops.library
-import ppma.ops.local  # noqa: F401  (both define operators of torch.ops.ppma)
-from ppma.ops.layout import axis_orders, split_paths
+import ppma.ops.backends.native.depthwise  # noqa: F401, registers its operator
+from ppma.ops.options import NdPaths, Paths, axis_orders, split_paths
 
 Shape = Sequence[int]
 
@@ -32,34 +31,34 @@ def attention_backward_macs(q: Shape, v: Shape) -> int:
     return q[0] * q[1] * tokens**2 * (3 * q[4] + 2 * v[4])
 
 
-def criss_cross_macs(q: Shape, v: Shape, paths: str) -> int:
+def criss_cross_macs(q: Shape, v: Shape, paths: Paths) -> int:
     """Criss-cross attention: N (H + W) (d + paths dv) for each head."""
     return prod(q[:4]) * (q[2] + q[3]) * (q[4] + len(split_paths(paths)) * v[4])
 
 
-def criss_cross_backward_macs(q: Shape, v: Shape, paths: str) -> int:
+def criss_cross_backward_macs(q: Shape, v: Shape, paths: Paths) -> int:
     """Scores again, gradients of q and k; for each path its inner product again and the gradients of maps and v."""
-    inner = sum(q[2] if path == "v2h" else q[3] for path in split_paths(paths))
+    inner = sum([q[2] if path == "v2h" else q[3] for path in split_paths(paths)])
     lines = q[2] + q[3]
     return prod(q[:4]) * (3 * lines * q[4] + (2 * lines * len(split_paths(paths)) + inner) * v[4])
 
 
-def scan_macs(x: Shape, axes: int, paths: str) -> int:
+def scan_macs(x: Shape, axes: int, paths: NdPaths) -> int:
     """A forward and a backward recurrence along each axis, for each path."""
     return 2 * axes * len(axis_orders(paths, axes)) * prod(x)
 
 
-def scan_backward_macs(x: Shape, axes: int, paths: str) -> int:
+def scan_backward_macs(x: Shape, axes: int, paths: NdPaths) -> int:
     """The scans again, those of the gradient, and the products that give the gradients of the decays."""
     return 3 * scan_macs(x, axes, paths)
 
 
-def linear_macs(q: Shape, v: Shape, paths: str) -> int:
+def linear_macs(q: Shape, v: Shape, paths: Paths) -> int:
     """Linear attention by Theorem 3: outer products k v, scans of them, contraction with q."""
     return prod(q[:4]) * q[4] * v[4] * (2 + 4 * len(split_paths(paths)))
 
 
-def linear_backward_macs(q: Shape, v: Shape, paths: str) -> int:
+def linear_backward_macs(q: Shape, v: Shape, paths: Paths) -> int:
     """Three linear attentions with other operands, one for each gradient."""
     return 3 * linear_macs(q, v, paths)
 
@@ -72,16 +71,16 @@ def depthwise_macs(x: Shape, weight: Shape) -> int:
 # For each operator: its cost from the shapes of its arguments and the arguments themselves.
 Formula = Callable[[Sequence[Any]], int]
 FORMULAS: Mapping[str, Formula] = {
-    "attention": lambda a: attention_macs(a[0], a[2]),
-    "attention_backward": lambda a: attention_backward_macs(a[1], a[3]),
-    "criss_cross": lambda a: criss_cross_macs(a[0], a[2], a[6]),
-    "criss_cross_backward": lambda a: criss_cross_backward_macs(a[1], a[3], a[7]),
-    "scan": lambda a: scan_macs(a[0], len(a[1]), a[2]),
-    "scan_backward": lambda a: scan_backward_macs(a[1], len(a[2]), a[3]),
-    "linear": lambda a: linear_macs(a[0], a[2], a[5]),
-    "linear_backward": lambda a: linear_backward_macs(a[1], a[3], a[6]),
-    "depthwise_add": lambda a: depthwise_macs(a[0], a[1]),
-    "depthwise_add_backward": lambda a: 2 * depthwise_macs(a[1], a[2]),
+    "polyline_attention": lambda a: attention_macs(a[0], a[2]),
+    "polyline_attention_backward": lambda a: attention_backward_macs(a[1], a[3]),
+    "criss_cross_attention": lambda a: criss_cross_macs(a[0], a[2], a[6]),
+    "criss_cross_attention_backward": lambda a: criss_cross_backward_macs(a[1], a[3], a[7]),
+    "polyline_scan": lambda a: scan_macs(a[0], len(a[1]), a[2]),
+    "polyline_scan_backward": lambda a: scan_backward_macs(a[1], len(a[2]), a[3]),
+    "linear_attention": lambda a: linear_macs(a[0], a[2], a[5]),
+    "linear_attention_backward": lambda a: linear_backward_macs(a[1], a[3], a[6]),
+    "depthwise_conv": lambda a: depthwise_macs(a[0], a[1]),
+    "depthwise_conv_backward": lambda a: 2 * depthwise_macs(a[1], a[2]),
 }
 
 
@@ -104,4 +103,7 @@ def fvcore_handles() -> dict[str, Callable[[list[Any], list[Any]], int]]:
     def handle(formula: Formula) -> Callable[[list[Any], list[Any]], int]:
         return lambda inputs, outputs: formula([shape_or_value(value) for value in inputs])
 
-    return {f"ppma::{name}": handle(FORMULAS[name]) for name in ("attention", "criss_cross", "linear")}
+    return {
+        f"ppma::{name}": handle(FORMULAS[name])
+        for name in ("polyline_attention", "criss_cross_attention", "linear_attention")
+    }

@@ -7,10 +7,12 @@ from typing import Any
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
-from ppma.models import authors, files
 from ppma.models.backbone import PolylineBackbone
+from ppma.models.checkpoints import CheckpointError, open_checkpoint, release
+from ppma.models.checkpoints.reader import is_safetensors
+from ppma.models.checkpoints.weights import fitting
 from ppma.models.config import CONFIGS
-from ppma.models.preprocessing import CLASSIFIER, FIRST_CONV
+from ppma.models.timm_config import CLASSIFIER, FIRST_CONV
 
 _HEAD, _NORMS, _STAGES = "head.", "feature_norms.", "stages."
 
@@ -31,8 +33,8 @@ def saved_arguments(variant: str, options: dict[str, Any]) -> dict[str, Any]:
         saved = given.pop("model_args", None) or {}
     overlay = options["pretrained_cfg_overlay"] = dict(options.get("pretrained_cfg_overlay") or {})
     path = overlay.get("file") or (given.get("file") if isinstance(given, dict) else None)
-    if path and Path(path).is_file() and files.is_safetensors(path):
-        stored = files.config_in(files.read_metadata(path), str(path))
+    if path and Path(path).is_file() and is_safetensors(Path(path)):
+        stored = open_checkpoint(path).backbone
         if stored is not None:
             saved = {**stored.differences(CONFIGS[variant]), "num_classes": stored.num_classes}
             overlay.setdefault("num_classes", stored.num_classes)
@@ -51,14 +53,14 @@ def weights_filter(*, features_only: bool) -> Callable[[dict[str, Tensor], nn.Mo
         assert isinstance(model, PolylineBackbone)
         source = "pretrained weights"
         if message := model.origin_mismatch(state):
-            raise files.CheckpointError(f"{source}: {message}")
+            raise CheckpointError(f"{source}: {message}")
         own, state = model.state_dict(), in_our_names(state)
         state = {name: tensor for name, tensor in own.items() if name.startswith(_NORMS)} | state
 
         def fixed(name: str) -> bool:  # timm adapts the other layers to the classes and channels asked for
             return not name.startswith(_HEAD if features_only else f"{CLASSIFIER}.") and not name.startswith(FIRST_CONV)
 
-        files.fitting(
+        fitting(
             {name: tensor for name, tensor in own.items() if fixed(name)},
             {name: tensor for name, tensor in state.items() if fixed(name)},
             source=source,
@@ -70,7 +72,7 @@ def weights_filter(*, features_only: bool) -> Callable[[dict[str, Tensor], nn.Mo
 
 def in_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of either layout in our names."""
-    return authors.convert(state) if authors.is_authors_layout(state) else dict(state)
+    return release.convert(state) if release.is_release_layout(state) else dict(state)
 
 
 class PolylineFeatures(FeatureGetterNet):
@@ -91,8 +93,8 @@ class PolylineFeatures(FeatureGetterNet):
     def _needed(self, state: Mapping[str, Any]) -> dict[str, Any]:
         backbone = self.model
         assert isinstance(backbone, PolylineBackbone)
-        if authors.is_authors_layout(state) and not backbone.origin_mismatch(state):
-            state = authors.convert(state)
+        if release.is_release_layout(state) and not backbone.origin_mismatch(state):
+            state = release.convert(state)
 
         def needed(name: str) -> bool:
             part = name.split(".")[1:2]

@@ -20,8 +20,8 @@ _PRODUCERS = {
     _aten.addmm,
     _aten.bmm,
     _aten.baddbmm,
-    torch.ops.ppma.attention,
-    torch.ops.ppma.criss_cross,
+    torch.ops.ppma.polyline_attention,
+    torch.ops.ppma.criss_cross_attention,
 }
 _SUMMED = ("parameters", "macs", "activations")
 

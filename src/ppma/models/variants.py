@@ -7,8 +7,8 @@ from torch import nn
 
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.config import CONFIGS
-from ppma.models.preprocessing import pretrained_cfg
 from ppma.models.pretrained import PolylineFeatures, saved_arguments, weights_filter
+from ppma.models.timm_config import pretrained_cfg
 
 STAGES = (0, 1, 2, 3)
 FEATURES = {"feature_cls": PolylineFeatures, "output_fmt": "NCHW"}

@@ -4,12 +4,13 @@ import contextlib
 import difflib
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-_validating = os.environ.get("PPMA_VALIDATE", "") not in ("", "0")
+_validating: ContextVar[bool] = ContextVar("validating", default=os.environ.get("PPMA_VALIDATE", "") not in ("", "0"))
 _first_call = True
 
 
@@ -18,7 +19,7 @@ def validation(enabled: bool = True) -> Iterator[None]:
     """Check values as well as shapes: log-decays <= 0 and not NaN, finite q, k, v and x.
 
     Each check costs a pass over the data, so they run only inside this context or with `PPMA_VALIDATE=1` in the
-    environment (and never in compiled code). The switch holds for the whole process. Without it, only the log-decays of
+    environment (and never in compiled code). Without it, only the log-decays of
     the first call in a process are checked, and only for values > 0: that finds decays passed in place of their
     logarithms, at no cost to the calls that follow.
 
@@ -30,17 +31,16 @@ def validation(enabled: bool = True) -> Iterator[None]:
         ...
         ValueError: log_alpha: expected values <= 0 (logarithms of decays in [0, 1]), got a largest value of 1
     """
-    global _validating
-    before, _validating = _validating, enabled
+    token = _validating.set(enabled)
     try:
         yield
     finally:
-        _validating = before
+        _validating.reset(token)
 
 
 def validating(tensor: Tensor) -> bool:
     """Whether the values of this tensor are checked now."""
-    return _validating and _readable(tensor)
+    return _validating.get() and _readable(tensor)
 
 
 def one_of(name: str, value: object, valid: Collection[str]) -> None:
@@ -114,12 +114,12 @@ def log_decays(named: dict[str, Tensor], axes: int) -> list[Tensor]:
 def _decay_values(named: dict[str, Tensor]) -> None:
     """Log-decays are <= 0: checked on the first call, and under validation, which refuses NaN too."""
     global _first_call
-    if not (_validating or _first_call) or not all(map(_readable, named.values())):
+    if not (_validating.get() or _first_call) or not all(map(_readable, named.values())):
         return
     _first_call = False
     for name, decay in named.items():
         largest = decay.detach().max() if decay.numel() else decay.new_zeros(())
-        if _validating and torch.isnan(largest):
+        if _validating.get() and torch.isnan(largest):
             raise ValueError(f"{name}: expected values <= 0, got NaN")
         if largest > 0:
             raise ValueError(

@@ -9,24 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.ops import dense, library  # noqa: F401  (library defines torch.ops.ppma)
+from ppma.ops import dense, torch_ops  # noqa: F401  (defines torch.ops.ppma)
 from ppma.ops.layout import heads_last
+from ppma.ops.options import AttentionOptions
 
 
-def _attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *inputs, _backend = arguments
-    out, stats, first = dense.attention(*inputs)
+def _polyline_attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, log_alpha, log_beta, *options, _backend = arguments
+    out, stats, first = dense.polyline_attention(q, k, v, log_alpha, log_beta, AttentionOptions(*options))
     return heads_last(out), stats, first
 
 
-def _criss_cross(*arguments: Any) -> Tensor:
-    *inputs, _backend = arguments
-    return heads_last(dense.criss_cross(*inputs))
+def _criss_cross_attention(*arguments: Any) -> Tensor:
+    q, k, v, log_alpha, log_beta, *options, _backend = arguments
+    return heads_last(dense.criss_cross_attention(q, k, v, log_alpha, log_beta, AttentionOptions(*options)))
 
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Operators that a model's forward pass may contain, and what they are made of."""
     return {
-        torch.ops.ppma.attention.default: _attention,
-        torch.ops.ppma.criss_cross.default: _criss_cross,
+        torch.ops.ppma.polyline_attention.default: _polyline_attention,
+        torch.ops.ppma.criss_cross_attention.default: _criss_cross_attention,
     }

@@ -1,7 +1,7 @@
 """The operators as plain tensor functions: dense, without loops, differentiable any number of times.
 
 Exporters that know no custom operators get these instead (`ppma.ops.decompositions`), and forward-mode and higher
-derivatives are taken through them (`ppma.ops.library`). They hold for symbolic sizes; memory is O(N^2) for full and
+derivatives are taken through them (`ppma.ops.torch_ops`). They hold for symbolic sizes; memory is O(N^2) for full and
 linear attention, O(N^1.5) for criss-cross attention and scans.
 """
 
@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ppma.ops.layout import axis_orders, compute_dtype, split_paths
-from ppma.ops.lines import log_decay_matrix
+from ppma.ops.decay_matrix import log_decay_matrix
+from ppma.ops.layout import compute_dtype
 from ppma.ops.mask import polyline_mask
+from ppma.ops.options import AttentionOptions, Combine, NdPaths, Paths, axis_orders, split_paths
 
 
-def scan(x: Tensor, log_decays: Sequence[Tensor], paths: str) -> Tensor:
+def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Tensor:
     """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     axes, dtype = len(log_decays), compute_dtype(x.dtype)
     matrices = [log_decay_matrix(decay, axis - axes).exp().to(dtype) for axis, decay in enumerate(log_decays)]
@@ -32,10 +33,11 @@ def scan(x: Tensor, log_decays: Sequence[Tensor], paths: str) -> Tensor:
     return total.to(x.dtype)
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+def polyline_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `torch.ops.ppma.attention` returns: output, statistics of the softmaxes, output of the first of two."""
+    """What the operator returns: output, statistics of the softmaxes, output of the first of two."""
+    combine, paths, scale = options
     dtype, grid = compute_dtype(q.dtype), q.shape[2:4]
     flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
     scores = flat_q @ flat_k.mT * scale
@@ -55,10 +57,11 @@ def attention(
     return out.unflatten(-2, grid).to(v.dtype), torch.stack(stats).unflatten(-1, grid), first
 
 
-def criss_cross(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+def criss_cross_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    combine, paths, scale = options
     dtype = compute_dtype(q.dtype)
     row_q, row_k, row_v = (tensor.to(dtype) for tensor in (q, k, v))
     row_map = _line_map(row_q, row_k, log_alpha, combine, scale)
@@ -70,12 +73,10 @@ def criss_cross(
         for path in split_paths(paths)
     ]
     total = outs[0] if len(outs) == 1 else outs[0] + outs[1]
-    if combine == "logit" and len(outs) > 1:
-        total = total / 2
-    return total.to(v.dtype)
+    return (total * options.path_weight).to(v.dtype)
 
 
-def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> Tensor:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     dtype = compute_dtype(q.dtype)
     flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
@@ -87,7 +88,7 @@ def _columns(x: Tensor) -> Tensor:
     return x.transpose(2, 3)
 
 
-def _line_map(q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> Tensor:
+def _line_map(q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> Tensor:
     scores = q @ k.mT * scale
     log_mask = log_decay_matrix(log_decay)
     if combine == "logit":

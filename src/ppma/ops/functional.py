@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ppma.ops import backends, checks, library, reference
-from ppma.ops.layout import ND_PATHS, autocast_dtype
-
-COMBINES = ("hadamard", "logit")
+from ppma.ops import backends, checks, reference, torch_ops
+from ppma.ops.layout import autocast_dtype
+from ppma.ops.options import COMBINES, ND_PATHS, BackendName, Combine, NdPaths, Paths
 
 
 def _canonical(tensor: Tensor, batch: Sequence[int], kept: int) -> Tensor:
@@ -36,7 +35,7 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
 
 
 def polyline_scan(
-    x: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d", backend: str = "auto"
+    x: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d", backend: BackendName = "auto"
 ) -> Tensor:
     """The product of the polyline path mask with x, never building the mask: O(N) time and memory.
 
@@ -64,7 +63,9 @@ def polyline_scan(
     return _scan(x, {"log_beta": log_beta, "log_alpha": log_alpha}, ND_PATHS[paths], backend)
 
 
-def polyline_scan_nd(x: Tensor, log_decays: Sequence[Tensor], *, paths: str = "both", backend: str = "auto") -> Tensor:
+def polyline_scan_nd(
+    x: Tensor, log_decays: Sequence[Tensor], *, paths: NdPaths = "both", backend: BackendName = "auto"
+) -> Tensor:
     """The product of the n-dimensional polyline path mask with x: one scan along each grid axis, O(N).
 
     Args:
@@ -87,7 +88,7 @@ def polyline_scan_nd(x: Tensor, log_decays: Sequence[Tensor], *, paths: str = "b
     return _scan(x, checks.decay_sequence(log_decays), paths, backend)
 
 
-def _scan(x: Tensor, named: dict[str, Tensor], paths: str, backend: str) -> Tensor:
+def _scan(x: Tensor, named: dict[str, Tensor], paths: NdPaths, backend: BackendName) -> Tensor:
     checks.one_of("backend", backend, backends.NAMES)
     axes = len(named)
     log_decays = checks.log_decays(named, axes)
@@ -103,7 +104,7 @@ def _scan(x: Tensor, named: dict[str, Tensor], paths: str, backend: str) -> Tens
             paths=paths,
         )
     canonical = [_canonical(decay, batch, axes) for decay in log_decays]
-    out = library.run("scan", (_canonical(x, batch, axes + 1), *canonical), paths, backend)
+    out = torch_ops.run("polyline_scan", (_canonical(x, batch, axes + 1), *canonical), paths, backend)
     return _restore(out, batch)
 
 
@@ -114,12 +115,12 @@ def polyline_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     *,
-    combine: str = "hadamard",
-    paths: str = "2d",
+    combine: Combine = "hadamard",
+    paths: Paths = "2d",
     scale: float | None = None,
-    backend: str = "auto",
+    backend: BackendName = "auto",
 ) -> Tensor:
-    """Polyline path masked vanilla attention (PPMVA, Eq. 10): every token attends to every token.
+    """Full polyline path masked attention (PPMVA, Eq. 10): every token attends to every token.
 
     O(N^2) time; the N x N map is never held for a large grid, neither forward nor backward.
 
@@ -155,10 +156,10 @@ def criss_cross_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     *,
-    combine: str = "hadamard",
-    paths: str = "2d",
+    combine: Combine = "hadamard",
+    paths: Paths = "2d",
     scale: float | None = None,
-    backend: str = "auto",
+    backend: BackendName = "auto",
 ) -> Tensor:
     """Polyline path masked criss-cross attention (PPMCCA, Eqs. 11-12): within columns and within rows, O(N^1.5).
 
@@ -195,10 +196,10 @@ def _softmax_attention(
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
+    combine: Combine,
+    paths: Paths,
     scale: float | None,
-    backend: str,
+    backend: BackendName,
 ) -> Tensor:
     checks.one_of("combine", combine, COMBINES)
     checks.scale(scale)
@@ -206,8 +207,7 @@ def _softmax_attention(
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
     if backend == "reference":
         return getattr(reference, name)(*tensors, combine=combine, paths=paths, scale=factor)
-    operator = "attention" if name == "polyline_attention" else "criss_cross"
-    return _restore(library.run(operator, tensors, combine, paths, factor, backend), batch)
+    return _restore(torch_ops.run(name, tensors, combine, paths, factor, backend), batch)
 
 
 def linear_attention(
@@ -217,8 +217,8 @@ def linear_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     *,
-    paths: str = "2d",
-    backend: str = "auto",
+    paths: Paths = "2d",
+    backend: BackendName = "auto",
 ) -> Tensor:
     """Polyline path masked linear attention (PPMLA): `((q k^T) * mask) v`, no softmax and no scale, O(N d dv).
 
@@ -251,8 +251,8 @@ def decomposed_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     *,
-    paths: str = "2d",
-    backend: str = "auto",
+    paths: Paths = "2d",
+    backend: BackendName = "auto",
 ) -> Tensor:
     """Polyline path masked decomposed attention (PPMDA): `((S1 S2) * mask) v` for any attention of rank D, O(N D dv).
 
@@ -284,13 +284,13 @@ def _linear(
     qkv: tuple[Tensor, Tensor, Tensor],
     log_alpha: Tensor,
     log_beta: Tensor,
-    paths: str,
-    backend: str,
+    paths: Paths,
+    backend: BackendName,
 ) -> Tensor:
     tensors, batch = _attention_inputs(names, qkv, log_alpha, log_beta, paths, backend)
     if backend == "reference":
         return reference.linear_attention(*tensors, paths=paths)
-    return _restore(library.run("linear", tensors, paths, backend), batch)
+    return _restore(torch_ops.run("linear_attention", tensors, paths, backend), batch)
 
 
 def _attention_inputs(
@@ -298,8 +298,8 @@ def _attention_inputs(
     qkv: tuple[Tensor, Tensor, Tensor],
     log_alpha: Tensor,
     log_beta: Tensor,
-    paths: str,
-    backend: str,
+    paths: Paths,
+    backend: BackendName,
 ) -> tuple[list[Tensor], tuple[int, ...]]:
     """Check, cast for autocast, broadcast and bring to canonical shape (for "reference" only broadcast)."""
     checks.one_of("paths", paths, ND_PATHS)

@@ -1,4 +1,4 @@
-"""Conventions that every backend shares: the canonical shapes, their memory layout, the order of paths.
+"""Conventions that every backend shares: the canonical shapes and their memory layout.
 
 Operators see (B, heads, *grid, channels) and log-decays (B, heads, *grid). Two batch axes, because q, k and v usually
 come from one projection of (B, *grid, heads * d), where batch and heads cannot be merged without a copy. Attention
@@ -7,9 +7,6 @@ outputs and gradients lie in memory as (B, *grid, heads, channels), so that merg
 
 import torch
 from torch import Tensor
-
-# The grid axes are (H, W): scanning the first axis, the columns, first is V2H.
-ND_PATHS = {"v2h": "forward", "h2v": "reverse", "2d": "both"}
 
 # Asked once, at import: torch.compile of torch 2.6 cannot trace the question.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "ipu", "mtia", "privateuseone")
@@ -51,15 +48,3 @@ def heads_last_empty(like: Tensor, channels: int, dtype: torch.dtype | None = No
 def heads_last(tensor: Tensor) -> Tensor:
     """The same (B, heads, *grid, channels), laid out (B, *grid, heads, channels)."""
     return tensor.movedim(1, -2).contiguous().movedim(-2, 1)
-
-
-def axis_orders(paths: str, axes: int) -> list[list[int]]:
-    """The axes that each path scans, in order."""
-    forward = list(range(axes))
-    reverse = forward[::-1]
-    return {"forward": [forward], "reverse": [reverse], "both": [forward, reverse]}[paths]
-
-
-def split_paths(paths: str) -> tuple[str, ...]:
-    """The single paths of a 2D mask."""
-    return ("v2h", "h2v") if paths == "2d" else (paths,)

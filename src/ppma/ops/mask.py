@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ppma.ops import checks
-from ppma.ops.layout import ND_PATHS
-from ppma.ops.lines import log_decay_matrix, log_sum
+from ppma.ops.decay_matrix import log_decay_matrix, log_sum
+from ppma.ops.options import ND_PATHS, NdPaths, Paths
 
 
-def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d", log: bool = False) -> Tensor:
+def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d", log: bool = False) -> Tensor:
     """The polyline path mask of an H x W grid as a matrix over its tokens in raster order (Eqs. 3-5).
 
     `alpha[i, j]` is the decay of the horizontal edge between columns j-1 and j of row i, `beta[i, j]` of the vertical
@@ -37,7 +37,7 @@ def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d", log
     return _mask([log_beta, log_alpha], ND_PATHS[paths], log)
 
 
-def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: str = "both", log: bool = False) -> Tensor:
+def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: NdPaths = "both", log: bool = False) -> Tensor:
     """The polyline path mask of a grid with any number of axes, as a matrix over its tokens in raster order.
 
     Args:
@@ -63,7 +63,7 @@ def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: str = "both", log: 
     return _mask(checks.log_decays(named, axes=len(named)), paths, log)
 
 
-def _mask(log_decays: list[Tensor], paths: str, log: bool) -> Tensor:
+def _mask(log_decays: list[Tensor], paths: NdPaths, log: bool) -> Tensor:
     axes = len(log_decays)
     grid = log_decays[0].shape[-axes:]
     batch = log_decays[0].shape[:-axes]

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.ops.lines import log_sum
+from ppma.ops.decay_matrix import log_sum
+from ppma.ops.options import Combine, NdPaths, Paths
 
 
 def edges_between(decay: Tensor, a: int, b: int) -> Tensor:
@@ -77,7 +78,7 @@ def _path_mask(path, alpha: Tensor, beta: Tensor) -> Tensor:  # type: ignore[no-
     return _unfold([[entry(u, v) for v in grid] for u in grid])
 
 
-def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d", log: bool = False) -> Tensor:
+def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d", log: bool = False) -> Tensor:
     """Eqs. (3)-(5): the O(N^2.5) construction, each entry a product along its own path.
 
     Args:
@@ -96,7 +97,7 @@ def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d", log
     return torch.stack([_path_mask(path, log_alpha.exp(), log_beta.exp()) for path in PATHS[paths]]).sum(0)
 
 
-def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: str = "both", log: bool = False) -> Tensor:
+def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: NdPaths = "both", log: bool = False) -> Tensor:
     """The mask on a grid of any number of axes: a path walks one axis after the other.
 
     Args:
@@ -189,13 +190,13 @@ def algorithm1(x: Tensor, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
     return torch.einsum("...ijl,...ilc->...ijc", A, Z)
 
 
-def polyline_scan(x: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d") -> Tensor:
+def polyline_scan(x: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d") -> Tensor:
     """The dense mask times x: (..., H, W, C) -> (..., H, W, C)."""
     mask = polyline_mask(log_alpha, log_beta, paths=paths)
     return (mask @ x.double().flatten(-3, -2)).unflatten(-2, x.shape[-3:-1]).to(x.dtype)
 
 
-def polyline_scan_nd(x: Tensor, log_decays: Sequence[Tensor], *, paths: str = "both") -> Tensor:
+def polyline_scan_nd(x: Tensor, log_decays: Sequence[Tensor], *, paths: NdPaths = "both") -> Tensor:
     """The dense n-D mask times x: (..., *grid, C) -> (..., *grid, C)."""
     axes = len(log_decays)
     mask = polyline_mask_nd(log_decays, paths=paths)
@@ -214,8 +215,8 @@ def polyline_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     *,
-    combine: str = "hadamard",
-    paths: str = "2d",
+    combine: Combine = "hadamard",
+    paths: Paths = "2d",
     scale: float,
 ) -> Tensor:
     """Eq. (10), PPMVA: `(softmax(q k^T) * L) v`, or `softmax(q k^T + log L) v` averaged over the paths."""
@@ -230,7 +231,7 @@ def polyline_attention(
 
 
 def criss_cross_maps(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, *, combine: str, scale: float
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, *, combine: Combine, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The masked maps within rows and within columns, as (..., N, N) matrices with zeros elsewhere.
 
@@ -259,8 +260,8 @@ def criss_cross_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     *,
-    combine: str = "hadamard",
-    paths: str = "2d",
+    combine: Combine = "hadamard",
+    paths: Paths = "2d",
     scale: float,
 ) -> Tensor:
     """Eqs. (11), (12), PPMCCA: V2H `(SH*LH)((SV*LV) v)`, H2V `(SV*LV)((SH*LH) v)`; summed, averaged for "logit"."""
@@ -289,7 +290,7 @@ def criss_cross_attention_as_printed(
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: str = "2d"
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d"
 ) -> Tensor:
     """PPMLA and PPMDA: `((q k^T) * L) v`, no softmax and no scale."""
     flat_q, flat_k, flat_v = _flat(q, k, v)

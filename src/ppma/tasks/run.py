@@ -1,4 +1,4 @@
-"""Training from a configuration file."""
+"""Training from a recipe."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,11 +22,11 @@ def train(
     """Train and write a run's folder; under torchrun every process calls this.
 
     Args:
-        config: a YAML file, or a checked configuration.
+        config: a recipe (a YAML file or a name), or a checked configuration.
         out: the run's folder.
         resume: "none", "auto" or the path of a checkpoint.
         overwrite: delete an earlier run in the folder; else such a folder is refused.
-        assignments: `key=value` changes of the file.
+        assignments: `key=value` changes of the recipe.
         tensorboard: write TensorBoard events too.
 
     Returns:

@@ -39,7 +39,12 @@ def assert_compiles_within_limits(operator, target, d, dtype):
 # One target for each operator in the ordinary suite, all of them in the slow one.
 @pytest.mark.parametrize(
     ("operator", "target"),
-    [("scan", "gfx942"), ("criss_cross", "sm_80"), ("attention", "sm_90"), ("linear", "sm_100")],
+    [
+        ("polyline_scan", "gfx942"),
+        ("criss_cross_attention", "sm_80"),
+        ("polyline_attention", "sm_90"),
+        ("linear_attention", "sm_100"),
+    ],
 )
 def test_default_configuration(operator, target):
     assert_compiles_within_limits(operator, target, 32, torch.float16)
@@ -49,7 +54,9 @@ def test_default_configuration(operator, target):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("d", [16, 32, 64])
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("operator", ["scan", "criss_cross", "attention", "linear"])
+@pytest.mark.parametrize(
+    "operator", ["polyline_scan", "criss_cross_attention", "polyline_attention", "linear_attention"]
+)
 def test_every_target(operator, target, d, dtype):
     assert_compiles_within_limits(operator, target, d, dtype)
 

@@ -17,15 +17,15 @@ from short_run import (
 )
 
 import ppma
-from ppma import cli
 from ppma.data.coco import CocoDataConfig, CocoInstances
 from ppma.data.coco_file import outline_mask
-from ppma.engine.log import read_rows
+from ppma.engine.logging import read_rows
 from ppma.tasks.detection.metrics import CocoMetrics
-from ppma.tasks.detection.task import load_detector
+from ppma.tasks.detection.weights import load_detector
 from ppma.tasks.run import train
+from ppma_cli import main
 
-RECIPE = "configs/scenes_maskrcnn_nano.yaml"
+RECIPE = "scenes_maskrcnn_nano"
 QUICK = (*SHORT_DENSE, *SMALL_DETECTOR, "augment.short_sides=[64]", "detector.short_side=64", "checkpoint_steps=2")
 
 
@@ -34,7 +34,7 @@ def run(scenes, tmp_path_factory):
     """The folder of a finished short run."""
     out = tmp_path_factory.mktemp("runs") / "detection"
     with one_thread():
-        assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
+        assert main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
     return out
 
 
@@ -123,21 +123,21 @@ def test_weights_of_a_run_load_as_a_detector_and_as_a_backbone(run, scenes):
 def test_eval_repeats_what_training_measured(run, scenes, capsys):
     recorded = read_rows(run / "metrics.csv")[-1]
     checkpoint = str(run / "best.safetensors")
-    assert cli.main(["eval", checkpoint, "--data", str(scenes), "--json", "--batch-size", "2"]) == 0
+    assert main(["eval", checkpoint, "--data", str(scenes), "--json", "--batch-size", "2"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["count"] == 3
     for name in ("box_AP", "box_AP50", "mask_AP"):
         assert measured[name] == pytest.approx(recorded[f"val_{name}"], abs=1e-3)
-    assert cli.main(["eval", checkpoint, "--data", str(run / "config.yaml"), "--split", "train2017"]) == 0
+    assert main(["eval", checkpoint, "--data", str(run / "config.yaml"), "--split", "train2017"]) == 0
     assert "box_AP" in capsys.readouterr().out
-    assert cli.main(["eval", checkpoint, "--data", "configs/digits_nano.yaml"]) == 2
+    assert main(["eval", checkpoint, "--data", "digits_nano"]) == 2
     assert "expected a detection, as the checkpoint is, got classification" in capsys.readouterr().err
 
 
 def test_predict_draws_what_it_found(run, scenes, tmp_path, capsys):
     checkpoint, picture = str(run / "best.safetensors"), scenes / "val2017" / "000001.jpg"
     out = tmp_path / "overlay.png"
-    assert cli.main(["predict", checkpoint, str(picture), "--out", str(out), "--threshold", "0", "--json"]) == 0
+    assert main(["predict", checkpoint, str(picture), "--out", str(out), "--threshold", "0", "--json"]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
     assert prediction["overlay"] == str(out)
     assert len(prediction["instances"]) > 0
@@ -146,11 +146,11 @@ def test_predict_draws_what_it_found(run, scenes, tmp_path, capsys):
         assert drawn.size == (256, 256)  # four times 64
         assert not np.array_equal(np.asarray(drawn), np.asarray(plain.resize((256, 256), Image.Resampling.BICUBIC)))
     several = [str(scenes / "val2017" / name) for name in ("000001.jpg", "000002.jpg")]
-    assert cli.main(["predict", checkpoint, *several, "--out", str(tmp_path / "all"), "--threshold", "1"]) == 0
+    assert main(["predict", checkpoint, *several, "--out", str(tmp_path / "all"), "--threshold", "1"]) == 0
     assert "nothing found" in capsys.readouterr().out
     assert len(list((tmp_path / "all").iterdir())) == 2
-    assert cli.main(["predict", checkpoint, str(picture), "--out", str(tmp_path / "x.txt")]) == 2
-    assert cli.main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
+    assert main(["predict", checkpoint, str(picture), "--out", str(tmp_path / "x.txt")]) == 2
+    assert main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
 
 
 def test_predict_bad_images_are_lines_and_drawings_do_not_collide(run, scenes, tmp_path, capsys):
@@ -160,7 +160,7 @@ def test_predict_bad_images_are_lines_and_drawings_do_not_collide(run, scenes, t
         shutil.copy(scenes / "val2017" / "000001.jpg", tmp_path / folder / "1.jpg")
     (tmp_path / "b" / "0.jpg").touch()
     folders = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert cli.main(["predict", checkpoint, *folders, "--out", str(tmp_path / "out"), "--json"]) == 2
+    assert main(["predict", checkpoint, *folders, "--out", str(tmp_path / "out"), "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.err == f"ppma predict: {tmp_path}/b/0.jpg: not an image, or damaged at its beginning\n"
     drawn = [one["overlay"] for one in json.loads(printed.out)]
@@ -174,7 +174,7 @@ def test_predict_refuses_places_it_cannot_draw_to(run, scenes, tmp_path, capsys)
     content = picture.read_bytes()
     (tmp_path / "file").touch()
     for out, said in ((picture, "expected another file than the image"), (tmp_path / "file" / "x.png", "out: ")):
-        assert cli.main(["predict", checkpoint, str(picture), "--out", str(out)]) == 2
+        assert main(["predict", checkpoint, str(picture), "--out", str(out)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
     assert picture.read_bytes() == content
@@ -185,7 +185,7 @@ def test_predict_takes_images_of_one_pixel_and_refuses_threads(run, tmp_path, ca
     for width, height in sizes:
         Image.new("RGB", (width, height)).save(tmp_path / f"{width}x{height}.png")
     paths = [str(tmp_path / f"{width}x{height}.png") for width, height in sizes]
-    assert cli.main(["predict", str(run / "best.safetensors"), *paths, "--out", str(tmp_path / "out")]) == 2
+    assert main(["predict", str(run / "best.safetensors"), *paths, "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
     assert printed.out.count("drawn in") == 3
     assert printed.err.count("\n") == 1
@@ -215,7 +215,7 @@ def test_broken_images_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_
     (root / "val2017" / "000002.jpg").unlink()
     command = ["train", RECIPE, "--out", str(tmp_path / "run")]
     command += settings(*QUICK, f"data.root={root}", "steps=2", "eval_steps=2", "batch_size=8", "amp=bf16")
-    assert cli.main(command) == 0
+    assert main(command) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["broken_samples"], summary["val_count"]) == (2, 2)
     shown = capsys.readouterr().err
@@ -232,10 +232,10 @@ def test_training_starts_from_a_classifier(digits_run, scenes, tmp_path):
 
 
 def test_missing_data_and_other_classes_are_errors(run, scenes, tmp_path, capsys):
-    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings("data.root=nowhere")]) == 2
+    assert main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings("data.root=nowhere")]) == 2
     assert "expected the annotations in nowhere/annotations/instances_train2017.json" in capsys.readouterr().err
     command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), *settings("data.classes=['1','2']")]
-    assert cli.main(command) == 2
+    assert main(command) == 2
     assert "the data has 2 and the checkpoint 10" in capsys.readouterr().err
 
 
@@ -248,7 +248,7 @@ def test_the_same_command_under_torchrun(scenes, tmp_path):
 @pytest.mark.slow
 def test_the_recipe_finds_digits_in_held_out_scenes(tmp_path):
     torch.set_num_threads(2)
-    assert cli.main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
+    assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
     summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
     assert summary["val_count"] == 200
     assert summary["val_box_AP50"] >= 50

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 import ppma
-from ppma import cli
 from ppma.models import CheckpointError
-from ppma.tasks.registry import task_of
 from ppma.tasks.segmentation import inference
+from ppma.tasks.segmentation.task import Segmentation
 from ppma.tasks.segmentation.weights import load_segmenter, numbered
+from ppma_cli import main
 
 _PATH = Path(__file__).parents[2] / "models" / "transcription.py"
 _SPEC = importlib.util.spec_from_file_location("transcription_for_segmentation", _PATH)
@@ -67,10 +67,13 @@ def save(path, state):
 
 def test_the_whole_model_loads(state, tmp_path):
     path = save(tmp_path / "upernet.pth", state)
-    assert task_of(path) == "segmentation"
+    assert ppma.open_checkpoint(path).task == "segmentation"
     model, config, classes = load_segmenter(path, kinds=KINDS)
     assert classes == tuple("01234")
-    assert (config.decoder.channels, config.decoder.auxiliary_channels) == (CHANNELS, AUXILIARY)
+    assert [head.classifier[1].in_channels for head in (model.decode_head, model.auxiliary_head)] == [
+        CHANNELS,
+        AUXILIARY,
+    ]
     assert config.test.mode == "slide"
     assert model.backbone.config.formulation == "release"
     heads = model.decode_head, model.auxiliary_head
@@ -119,13 +122,13 @@ def test_unnamed_classes_are_measured_by_any_names(scenes, state, tmp_path, monk
     stored = dataclasses.replace(config, data=dataclasses.replace(config.data, classes=None))
     monkeypatch.setattr(inference, "load_segmenter", lambda path: (model, stored, numbered(CLASSES)))
     with pytest.raises(ValueError, match="the data has 11 and the checkpoint 5"):
-        inference.evaluate_checkpoint("x", str(scenes))
+        Segmentation.evaluate("x", str(scenes))
     root = tmp_path / "scenes"
     shutil.copytree(scenes, root)
     (root / "classes.txt").write_text("a b c d e".replace(" ", "\n"))
     for path in (root / "annotations" / "validation").iterdir():
         Image.fromarray(np.full((64, 64), 5, np.uint8)).save(path)
-    assert inference.evaluate_checkpoint("x", str(root), assignments=["test.mode=whole"])["count"] == 3
+    assert Segmentation.evaluate("x", str(root), assignments=["test.mode=whole"])["count"] == 3
 
 
 def test_what_does_not_fit_is_named(state, tmp_path):
@@ -139,6 +142,6 @@ def test_what_does_not_fit_is_named(state, tmp_path):
 def test_classifiers_are_no_segmenters(digits_run, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="expected a model trained for segmentation, found none"):
         load_segmenter(digits_run / "best.safetensors")
-    assert task_of(digits_run / "best.safetensors") == "classification"
-    assert cli.main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2
+    assert ppma.open_checkpoint(digits_run / "best.safetensors").task == "classification"
+    assert main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2
     assert "expected a weight file" in capsys.readouterr().err

@@ -17,21 +17,21 @@ from short_run import (
 )
 
 import ppma
-from ppma import cli
 from ppma.config import ConfigError
 from ppma.data import ade20k
 from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.label_maps import IGNORED
-from ppma.engine.log import read_rows
+from ppma.engine.logging import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import Scores
+from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities, slide, window_starts
 from ppma.tasks.segmentation.task import pixel_loss
-from ppma.tasks.segmentation.testing import TestConfig, probabilities, slide, window_starts
 from ppma.tasks.segmentation.weights import load_segmenter
+from ppma_cli import main
 
-RECIPE = "configs/scenes_upernet_nano.yaml"
+RECIPE = "scenes_upernet_nano"
 QUICK = (
     *SHORT_DENSE,
     *SMALL_DECODER,
@@ -48,12 +48,12 @@ def run(scenes, tmp_path_factory):
     """The folder of a finished short run."""
     out = tmp_path_factory.mktemp("runs") / "segmentation"
     with one_thread():
-        assert cli.main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
+        assert main(["train", RECIPE, "--out", str(out), *settings(*QUICK, f"data.root={scenes}")]) == 0
     return out
 
 
 def test_metrics_worked_out_by_hand():
-    metrics, other = (PixelMetrics(4, PLAIN, TestConfig()) for _ in range(2))
+    metrics, other = (PixelMetrics(4, PLAIN, InferenceConfig()) for _ in range(2))
     metrics.note(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
     other.note(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
     measured = metrics.compute([metrics.state(), other.state()])
@@ -115,21 +115,21 @@ def test_windows_of_a_pointwise_model_change_nothing():
 def test_scales_and_mirror_images_are_averaged():
     image = torch.rand(3, 20, 40)
     model = Pointwise()
-    once = probabilities(model, image, PLAIN, TestConfig())
+    once = probabilities(model, image, PLAIN, InferenceConfig())
     torch.testing.assert_close(once, model(image[None]).main.softmax(1)[0])
-    mirrored = probabilities(model, image, PLAIN, TestConfig(flip=True))
+    mirrored = probabilities(model, image, PLAIN, InferenceConfig(flip=True))
     torch.testing.assert_close(mirrored, once)  # a pointwise model does not see the difference
     model.seen.clear()
     several = probabilities(
-        model, image, PLAIN, TestConfig(scales=(0.5, 1.0, 1.75), flip=True, mode="slide", window=64, stride=48)
+        model, image, PLAIN, InferenceConfig(scales=(0.5, 1.0, 1.75), flip=True, mode="slide", window=64, stride=48)
     )
     assert model.seen == [(10, 20)] * 2 + [(20, 40)] * 2 + [(35, 64), (35, 64)] * 2
     assert several.shape == once.shape
     torch.testing.assert_close(several.sum(0), torch.ones(20, 40))
     left = torch.arange(40.0).expand(3, 20, 40) / 40
-    straight = probabilities(Leaning(), left, PLAIN, TestConfig())
-    both = probabilities(Leaning(), left, PLAIN, TestConfig(flip=True))
-    back = probabilities(Leaning(), left.flip(-1), PLAIN, TestConfig()).flip(-1)
+    straight = probabilities(Leaning(), left, PLAIN, InferenceConfig())
+    both = probabilities(Leaning(), left, PLAIN, InferenceConfig(flip=True))
+    back = probabilities(Leaning(), left.flip(-1), PLAIN, InferenceConfig()).flip(-1)
     torch.testing.assert_close(both, (straight + back) / 2)
     assert not torch.allclose(both, straight)
 
@@ -145,7 +145,7 @@ class Leaning(torch.nn.Module):
 def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
     model, config, classes = load_segmenter(run / "best.safetensors")
     assert classes == ("background", *"0123456789")
-    assert (config.task, config.decoder.channels) == ("segmentation", 16)
+    assert (config.test.mode, model.decode_head.classifier[1].in_channels) == ("whole", 16)
     backbone = ppma.load_checkpoint(run / "best.safetensors")
     for name, tensor in backbone.state_dict().items():
         assert torch.equal(tensor, model.backbone.state_dict()[name])
@@ -154,21 +154,21 @@ def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
 def test_eval_repeats_what_training_measured(run, scenes, capsys):
     recorded = read_rows(run / "metrics.csv")[-1]
     command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--json"]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["count"] == 3
     for name in ("mIoU", "mAcc", "aAcc"):
         assert measured[name] == pytest.approx(recorded[f"val_{name}"], abs=1e-6)
-    assert cli.main([*command, *settings("test.scales=[0.5,1.0]", "test.flip=true", "test.mode=slide")]) == 0
+    assert main([*command, *settings("test.scales=[0.5,1.0]", "test.flip=true", "test.mode=slide")]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == 3
-    assert cli.main(["eval", str(run / "best.safetensors"), "--data", "nowhere"]) == 2
-    assert "data: expected a configuration file or a folder, got 'nowhere'" in capsys.readouterr().err
+    assert main(["eval", str(run / "best.safetensors"), "--data", "nowhere"]) == 2
+    assert "data: expected a recipe or a folder, got 'nowhere'" in capsys.readouterr().err
 
 
 def test_predict_draws_a_map_with_its_legend(run, scenes, tmp_path, capsys):
     picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "overlay.png"
     command = ["predict", str(run / "best.safetensors"), str(picture), "--out", str(out)]
-    assert cli.main([*command, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
     assert sum(prediction["shares"].values()) == pytest.approx(1)
     with Image.open(out) as drawn:
@@ -176,7 +176,7 @@ def test_predict_draws_a_map_with_its_legend(run, scenes, tmp_path, capsys):
         assert drawn.width > 256  # the legend
         colours = {tuple(colour) for colour in np.asarray(drawn)[:, 256:].reshape(-1, 3)}
     assert len(colours) >= 2 + len(prediction["shares"])
-    assert cli.main(command) == 0
+    assert main(command) == 0
     assert "%" in capsys.readouterr().out
 
 
@@ -206,7 +206,7 @@ def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, 
     Image.fromarray(np.ones((60, 64), np.uint8)).save(root / "annotations" / "validation" / "000002.png")
     command = ["train", RECIPE, "--out", str(tmp_path / "run")]
     command += settings(*QUICK, f"data.root={root}", "steps=2", "eval_steps=2", "batch_size=8", "amp=bf16")
-    assert cli.main(command) == 0
+    assert main(command) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["broken_samples"], summary["val_count"]) == (2, 2)
     shown = capsys.readouterr().err
@@ -216,25 +216,22 @@ def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, 
 
 def test_labels_are_announced_and_contradictions_end_the_command(run, scenes, tmp_path, capsys):
     changes = (*QUICK, f"data.root={scenes}", "steps=1", "eval_steps=1")
-    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings(*changes)]) == 0
+    assert main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings(*changes)]) == 0
     shown = capsys.readouterr().err
     for split, count in (("training", 8), ("validation", 3)):
         assert f"{scenes}/annotations/{split}: {count} of {count} label maps read; 1 to 11 for 11 classes" in shown
     assert "%" in shown.split("background")[0].splitlines()[-1]
-    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "b"), *settings(*changes, "data.labels=plain")]) == 2
+    assert main(["train", RECIPE, "--out", str(tmp_path / "b"), *settings(*changes, "data.labels=plain")]) == 2
     shown = capsys.readouterr().err
     assert "label 11 out of range, expected 0 to 10 for 11 classes, 255 ignored (labels: plain)" in shown
     assert shown.count("\n") == 1
     assert not (tmp_path / "b").exists()
     checkpoint = str(run / "best.safetensors")
-    assert cli.main(["eval", checkpoint, "--data", str(scenes), "--json"]) == 0
+    assert main(["eval", checkpoint, "--data", str(scenes), "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["count"] == 3
     assert "3 of 3 label maps read" in printed.err
-    assert (
-        cli.main(["eval", checkpoint, "--data", str(scenes), "--split", "training", *settings("data.labels=plain")])
-        == 2
-    )
+    assert main(["eval", checkpoint, "--data", str(scenes), "--split", "training", *settings("data.labels=plain")]) == 2
     assert "label 11 out of range" in capsys.readouterr().err
 
 
@@ -246,10 +243,10 @@ def test_plain_labels_train_and_stay_with_the_checkpoint(scenes, tmp_path, capsy
             values = np.asarray(image) - np.uint8(1)
         Image.fromarray(values).save(path)
     changes = (*QUICK, f"data.root={root}", "data.labels=plain", "steps=1", "eval_steps=1")
-    assert cli.main(["train", RECIPE, "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
+    assert main(["train", RECIPE, "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
     recorded = read_rows(tmp_path / "run" / "metrics.csv")[-1]
     capsys.readouterr()
-    assert cli.main(["eval", str(tmp_path / "run" / "best.safetensors"), "--data", str(root), "--json"]) == 0
+    assert main(["eval", str(tmp_path / "run" / "best.safetensors"), "--data", str(root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mIoU"] == pytest.approx(recorded["val_mIoU"], abs=1e-6)
 
 
@@ -275,7 +272,7 @@ def test_the_same_command_under_torchrun(scenes, tmp_path):
 @pytest.mark.slow
 def test_the_recipe_labels_held_out_scenes(tmp_path):
     torch.set_num_threads(2)
-    assert cli.main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
+    assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
     summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
     assert summary["val_count"] == 200
     assert summary["val_mIoU"] >= 50

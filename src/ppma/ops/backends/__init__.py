@@ -1,8 +1,7 @@
-"""Which implementation runs an operator.
+"""The one dispatcher: which backend runs an operator.
 
-A backend is a module with the functions that `ppma.ops.library` calls (`scan`, `attention`, `criss_cross`, `linear`,
-each with its `_backward`; it may lack some) and `why_not(device, dtype)`, which says why it cannot serve such tensors,
-or None. It is imported when it is first asked for. Backends never import one another.
+A backend is a module that follows `ppma.ops.backends.contract.Backend`, imported when it is first asked for. Backends
+never import one another.
 """
 
 import contextlib
@@ -11,10 +10,29 @@ import importlib
 import logging
 import warnings
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, cast
 
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from ppma.ops.backends import pytorch
+from ppma.ops.backends.contract import Backend, BackendUnavailableError
+from ppma.ops.layout import autocast_dtype
+from ppma.ops.options import BACKEND_NAMES as NAMES
+
+__all__ = [
+    "NAMES",
+    "Backend",
+    "BackendUnavailableError",
+    "call",
+    "compose",
+    "excluded",
+    "excluding",
+    "kernels_serve",
+    "resolve",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -26,74 +44,116 @@ _MODULES = {
 # "auto" takes the first that can serve the device.
 _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
 
-# What the public functions accept; "reference" is the oracle and never reaches an operator.
-NAMES = ("auto", "reference", *_MODULES)
+_excluded: ContextVar[frozenset[str]] = ContextVar("excluded", default=frozenset())
 
 
-_excluded: frozenset[str] = frozenset()
+def excluded() -> frozenset[str]:
+    """The backends that are not used now."""
+    return _excluded.get()
 
 
 @contextlib.contextmanager
 def excluding(*names: str) -> Iterator[None]:
-    """Do without these backends inside the context, in the whole process: to compare them, or to find a fault."""
-    global _excluded
-    before, _excluded = _excluded, _excluded | set(names)
+    """Do without these backends inside the context: to compare them, or to find a fault."""
+    token = _excluded.set(_excluded.get() | set(names))
     try:
         yield
     finally:
-        _excluded = before
+        _excluded.reset(token)
 
 
-class BackendUnavailableError(RuntimeError):
-    """A backend cannot run here. Raised to the user only if that backend was chosen explicitly."""
+def _load(name: str) -> Backend:
+    return cast(Backend, importlib.import_module(_MODULES[name]))
 
 
-def _why_not(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    if name in _excluded:
+def _unsupported_reason(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    if name in _excluded.get():
         return "it is excluded here"
     try:
-        module = importlib.import_module(_MODULES[name])
+        backend = _load(name)
     except ImportError as error:
         return f"it is not installed ({error})"
-    if not hasattr(module, operator):
+    if not hasattr(backend, operator):
         return f"it has no {operator}"
-    return module.why_not(device, dtype)
+    return backend.unsupported_reason(device, dtype)
 
 
-def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> ModuleType:
-    """The backend module that runs `operator` on tensors of this device and dtype.
+def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    """The backend that runs `operator` on tensors of this device and dtype.
 
     Raises:
         BackendUnavailableError: `name` is not "auto" and that backend cannot serve such tensors.
     """
     if name != "auto":
-        reason = _why_not(name, operator, device, dtype)
+        reason = _unsupported_reason(name, operator, device, dtype)
         if reason is not None:
             raise BackendUnavailableError(
                 f"backend={name!r} cannot run {operator} for {dtype} tensors on {device}: {reason}"
             )
-        return importlib.import_module(_MODULES[name])
+        return _load(name)
     for candidate in _PREFERENCE.get(device.type, ("torch",)):
-        if _why_not(candidate, operator, device, dtype) is None:
+        if _unsupported_reason(candidate, operator, device, dtype) is None:
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
-            return importlib.import_module(_MODULES[candidate])
+            return _load(candidate)
     raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")
 
 
-def call(name: str, operator: str, values: torch.Tensor, *args: Any) -> Any:
-    """Run `operator` with the backend for tensors like `values`.
+def call(name: str, operator: str, *arguments: Any) -> Any:
+    """Run an operator of `torch.ops.ppma`; the first argument is the tensor that decides on the backend.
 
     A backend may find out only now that it cannot (a kernel that does not compile on an unknown device, a head too
     wide); then "auto" warns once and takes PyTorch instead.
     """
-    module = resolve(name, operator, values.device, values.dtype)
+    backend = resolve(name, operator, arguments[0].device, arguments[0].dtype)
     try:
-        return getattr(module, operator)(*args)
+        return getattr(backend, operator)(*arguments)
     except BackendUnavailableError as error:
         if name != "auto":
             raise
         _warn_once(f"{operator} runs in plain PyTorch: {error}")
-    return getattr(importlib.import_module(_MODULES["torch"]), operator)(*args)
+    return getattr(pytorch, operator)(*arguments)
+
+
+def compose(name: str, operator: str, *arguments: Any) -> Any:
+    """Run a part of a block that PyTorch's own operations can do as well: a convolution, rotary embeddings.
+
+    The native kernels run eagerly. PyTorch's operations run wherever a graph is captured, which must not depend on a
+    library that its reader may lack; under `torch.func`, forward mode and autocast; and where the chosen backend has no
+    such kernel ("reference", "triton", a convolution of another size).
+
+    Args:
+        name: the backend as the user chose it.
+        operator: its name in the contract.
+        arguments: of the operator; the first tensor decides on the backend.
+
+    Raises:
+        BackendUnavailableError: `name` is "native" and cannot serve such tensors.
+    """
+    if kernels_serve(name, operator, *arguments):
+        try:
+            return getattr(_load("native"), operator)(*arguments)
+        except BackendUnavailableError:
+            if name != "auto":
+                raise
+    return getattr(pytorch, operator)(*arguments)
+
+
+def kernels_serve(name: str, operator: str, *arguments: Any) -> bool:
+    """Whether a native kernel runs in `compose`; arguments as there."""
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    x = tensors[0]
+    if name not in ("auto", "native") or captured() or autocast_dtype(x.device) is not None:
+        return False
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        return False
+    if name == "native":
+        return resolve("native", operator, x.device, x.dtype) is not None
+    return x.device.type == "cpu" and _unsupported_reason("native", operator, x.device, x.dtype) is None
+
+
+def captured() -> bool:
+    """Whether a graph is being captured or a transform of `torch.func` is at work."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 @functools.cache

@@ -14,11 +14,11 @@ from torch import nn
 
 from ppma import config as configs
 from ppma.atomic import write_atomically
-from ppma.bench.timing import interleave
 from ppma.data.images import open_training_images
 from ppma.engine.config import RunConfig
 from ppma.engine.folder import CONFIG, SUMMARY
 from ppma.masks import KINDS
+from ppma.measure.timing import interleave
 from ppma.models.profile import profile
 from ppma.ops import checks
 from ppma.tasks.classification.config import ClassificationConfig

@@ -16,8 +16,8 @@ class ClassificationConfig(RunConfig):
     """Training of a classifier.
 
     Attributes:
-        data: see there.
-        augment: see there.
+        data: see `ImageDataConfig`.
+        augment: see `AugmentConfig`.
         label_smoothing: share of the target that is spread over all classes.
         init: weights to start from, any file that `ppma.load_checkpoint` reads; the last layer is new where the classes
             differ.

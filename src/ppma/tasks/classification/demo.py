@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from ppma.classifier import load_classifier
 from ppma.config import ConfigError
-from ppma.data.images import TransformedImages, eval_transform, open_images
+from ppma.data.images import TransformedImages, open_images
 from ppma.engine.folder import CONFIG, LOCK
-from ppma.engine.log import ProgressLine
+from ppma.engine.logging import ProgressLine
 from ppma.explore.worked_example import worked_example
+from ppma.models.loading import load_classifier
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.inside import confusion_figure, look_figure
-from ppma.tasks.classification.task import collate
-from ppma.tasks.registry import find_config, load_config
+from ppma.tasks.classification.metrics import collate
+from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
 
 RECIPE = "digits_nano"
@@ -31,7 +31,7 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     Returns:
         What to tell the user at the end.
     """
-    config = load_config(find_config(RECIPE), assignments)
+    config = load_config(RECIPE, assignments)
     if not isinstance(config, ClassificationConfig):
         raise ConfigError(f"task: expected a classification, got {config.task}")
     _check_folder(out)
@@ -40,16 +40,16 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     tell(f"\nTraining {config.model} on the embedded handwritten digits.")
     summary = train(config, out, overwrite=True, tensorboard=False)
 
-    model, preparation = load_classifier(out / "best.safetensors")
-    test = TransformedImages(open_images(config.data, config.data.test_split or "test"), eval_transform(config.data))
+    model, preprocessing, classes = load_classifier(out / "best.safetensors")
+    test = TransformedImages(open_images(config.data, config.data.test_split or "test"), preprocessing.transform())
     images, labels = collate([test[index] for index in range(len(test))])
     with torch.inference_mode():
         predicted = torch.cat([model(part).argmax(1) for part in images.split(config.batch_size)])
-    confusion_figure(labels, predicted, preparation.classes).savefig(out / "confusion.png", dpi=120)
+    confusion_figure(labels, predicted, classes).savefig(out / "confusion.png", dpi=120)
 
     wrong = (predicted != labels).nonzero().flatten().tolist()
     shown = (wrong[:2] + (predicted == labels).nonzero().flatten().tolist())[:4]
-    titles = [f"{preparation.classes[labels[i]]}, predicted {preparation.classes[predicted[i]]}" for i in shown]
+    titles = [f"{classes[labels[i]]}, predicted {classes[predicted[i]]}" for i in shown]
     look_figure(model, [images[i] for i in shown], titles).savefig(out / "inside.png", dpi=120)
 
     report = _report(config, summary, wrong=len(wrong), out=out)
@@ -87,6 +87,6 @@ Try next:
 
 - ppma eval {out}/best.safetensors --data digits
 - ppma predict {out}/best.safetensors IMAGE.png
-- ppma train configs/digits_nano.yaml --out runs/rmt --set model_args.mask=rmt
-- ppma train configs/folder_finetune.yaml --set data.root=FOLDER init={out}/best.safetensors
+- ppma train digits_nano --out runs/rmt model_args.mask=rmt
+- ppma train folder_finetune data.root=FOLDER init={out}/best.safetensors
 """

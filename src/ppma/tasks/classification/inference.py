@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from ppma.classifier import load_classifier
-from ppma.config import ConfigError
-from ppma.data.classes import check_classes
+from ppma.config import ConfigError, require
+from ppma.data.arrays import digits
 from ppma.data.decoding import Report, image_files, read_images
-from ppma.data.images import ImageDataConfig, TransformedImages, eval_transform, open_images
+from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
-from ppma.data.source import ImageSource
-from ppma.engine.evaluation import evaluate_model
+from ppma.data.source import ImageSource, check_classes
+from ppma.models import Checkpoint, load_checkpoint
+from ppma.models.loading import load_classifier
+from ppma.recipes import is_recipe
+from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.classification.config import ClassificationConfig
-from ppma.tasks.classification.task import ClassificationMetrics, collate
+from ppma.tasks.classification.metrics import ClassificationMetrics
 from ppma.tasks.registry import load_config
 
 
@@ -24,22 +27,22 @@ def find_images(data: str, *, split: str | None = None, assignments: Iterable[st
     """Held-out images from what a user calls them.
 
     Args:
-        data: a configuration file, a folder (with the split in it, or one folder for each class), or "digits".
+        data: a recipe, a folder (with the split in it, or one folder for each class), or "digits".
         split: which part; the configuration's `val_split` if None, the test part of the digits.
-        assignments: `key=value` changes of a configuration file.
+        assignments: `key=value` changes of a recipe.
     """
     path = Path(data)
-    if path.suffix in (".yaml", ".yml"):
-        config = load_config(path, assignments)
+    if is_recipe(data):
+        config = load_config(data, assignments)
         if not isinstance(config, ClassificationConfig):
-            raise ConfigError(f"{path}: expected a classification, got {config.task}")
+            raise ConfigError(f"{data}: expected a classification, got {config.task}")
         return open_images(config.data, split or config.data.test_split or config.data.val_split)
     if list(assignments):
-        raise ConfigError(f"--set: expected a configuration file to change as --data, got {data!r}")
+        raise ConfigError(f"--set: expected a recipe to change as --data, got {data!r}")
     if data == "digits":
-        return open_images(ImageDataConfig(name="digits"), split or "test")
+        return digits(split or "test")
     if not path.is_dir():
-        raise ValueError(f"data: expected a configuration file, a folder or 'digits', got {data!r}")
+        raise ValueError(f"data: expected a recipe, a folder or 'digits', got {data!r}")
     wanted = [split] if split else ["val", "validation", "test"]
     inside = [name for name in wanted if (path / name).is_dir()]
     if split and not inside:
@@ -47,60 +50,46 @@ def find_images(data: str, *, split: str | None = None, assignments: Iterable[st
     return folder_images(data, inside[0] if inside else None)
 
 
-def evaluate_classifier(
-    checkpoint: str | Path,
-    data: str,
-    *,
-    split: str | None = None,
-    assignments: Iterable[str] = (),
-    batch_size: int = 64,
-    **options: Any,
-) -> dict[str, float]:
-    """Top-1, top-5, cross-entropy, count and throughput; under torchrun the images are shared out.
-
-    Args:
-        checkpoint: any file that `ppma.load_checkpoint` reads.
-        data: see `find_images`.
-        split: see there.
-        assignments: see there.
-        batch_size: for one process.
-        options: of `evaluate_model`, such as `workers`.
-    """
-    model, preparation = load_classifier(checkpoint)
+def evaluation(
+    checkpoint: Checkpoint, data: str, split: str | None = None, assignments: Iterable[str] = ()
+) -> Evaluation:
+    """Top-1, top-5 and cross-entropy on the images of `find_images`."""
+    model, preprocessing, classes = load_classifier(checkpoint)
     source = find_images(data, split=split, assignments=assignments)
-    check_classes(source.classes, preparation.classes, found="the data", expected="the checkpoint")
-    transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
-    images = TransformedImages(source, transform)
-    return evaluate_model(model, ClassificationMetrics(), images, collate, batch_size=batch_size, **options)
+    check_classes(source.classes, classes, found="the data", expected="the checkpoint")
+    return Evaluation(model, ClassificationMetrics(), TransformedImages(source, preprocessing.transform()))
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The likeliest classes of one image, with their probabilities, likeliest first."""
+class PredictOptions:
+    """How images are classified.
 
-    image: str
-    classes: tuple[str, ...]
-    probabilities: tuple[float, ...]
+    Attributes:
+        top: how many classes are shown.
+    """
+
+    top: int = 5
+
+    def __post_init__(self) -> None:
+        require(self.top >= 1, "top", "at least 1", self.top)
 
 
 @torch.inference_mode()
 def predict(
-    checkpoint: str | Path, images: Sequence[str | Path], *, top: int = 5, report: Report | None = None
+    checkpoint: Checkpoint, images: Sequence[str | Path], options: PredictOptions, report: Report | None = None
 ) -> Iterator[Prediction]:
-    """Classify image files, each as it is asked for.
-
-    Args:
-        checkpoint: any file that `ppma.load_checkpoint` reads.
-        images: paths; a folder stands for the images in it.
-        top: how many classes.
-        report: see `ppma.data.decoding.read_images`.
-    """
-    if top < 1:
-        raise ValueError(f"top: expected at least 1, got {top}")
-    model, preparation = load_classifier(checkpoint)
-    transform = eval_transform(preparation.apply_to(ImageDataConfig(name="digits")))
+    """The likeliest classes with their probabilities, likeliest first."""
+    model, preprocessing, classes = load_classifier(checkpoint)
+    transform = preprocessing.transform()
     for path, image in read_images(*image_files(images), report):
         probabilities = model(transform(image)[None]).float().softmax(-1)[0]
-        best = probabilities.topk(min(top, len(probabilities)))
-        names = tuple(preparation.classes[index] for index in best.indices.tolist())
-        yield Prediction(str(path), names, tuple(best.values.tolist()))
+        best = probabilities.topk(min(options.top, len(probabilities)))
+        names, values = [classes[index] for index in best.indices.tolist()], best.values.tolist()
+        lines = [str(path), *(f"  {value:7.2%}  {name}" for name, value in zip(names, values, strict=True))]
+        yield Prediction({"image": str(path), "classes": names, "probabilities": values}, lines)
+
+
+def exportable(checkpoint: Checkpoint, **changes: Any) -> tuple[nn.Module, dict[str, str]]:
+    """The backbone with its classifier."""
+    model = load_checkpoint(checkpoint, **changes)
+    return model, {"logits": "class scores" if model.num_classes else "features"}

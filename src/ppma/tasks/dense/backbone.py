@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone, files, load_checkpoint
+from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone, load_checkpoint
+from ppma.models.checkpoints.weights import load_weights
 from ppma.ops import checks
 
 STAGES = (0, 1, 2, 3)
@@ -47,7 +48,7 @@ def pretrained_backbone(path: str | Path, **changes: Any) -> PolylineBackbone:
     model = dense_backbone_of(trained.config)
     state = {name: tensor for name, tensor in trained.state_dict().items() if not name.startswith("head.")}
     fresh = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("feature_norms.")}
-    files.load_weights(model, fresh | state, source=str(path))
+    load_weights(model, fresh | state, source=str(path))
     return model
 
 

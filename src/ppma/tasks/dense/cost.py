@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-ATTENTION = (torch.ops.ppma.attention, torch.ops.ppma.criss_cross)
+ATTENTION = (torch.ops.ppma.polyline_attention, torch.ops.ppma.criss_cross_attention)
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -1,35 +1,20 @@
 """Dense models as files: all weights, and beside them the backbone's configuration, the run's, and the classes."""
 
-import json
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from ppma import config as configs
-from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone, files
+from ppma.models import Checkpoint, CheckpointError, PolylineBackbone
+from ppma.models.checkpoints import write_checkpoint
+from ppma.models.checkpoints.weights import build, check_size
 from ppma.tasks.dense.backbone import dense_backbone, pretrained_backbone
 from ppma.tasks.dense.config import DenseConfig
 
 Schema = TypeVar("Schema", bound=DenseConfig)
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """What a file holds.
-
-    Attributes:
-        state: weights by name.
-        backbone: configuration of the backbone.
-        config: of the run that made it, as plain values.
-        classes: names.
-    """
-
-    state: dict[str, Tensor]
-    backbone: BackboneConfig
-    config: dict[str, Any]
-    classes: tuple[str, ...]
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def save_model(
@@ -45,34 +30,33 @@ def save_model(
         config: of the run.
         classes: names.
     """
-    facts = json.dumps({"config": configs.to_dict(config), "classes": classes})
-    files.write_native(
-        path, model.state_dict(), backbone.config, {files.task_key(config.task): facts, files.BACKBONE_KEY: prefix}
-    )
+    facts = {"config": configs.to_dict(config), "classes": classes}
+    write_checkpoint(path, model.state_dict(), backbone.config, task=config.task, facts=facts, prefix=prefix)
 
 
-def read_model(path: str | Path, task: str) -> StoredModel:
-    """Read what `save_model` wrote."""
-    if not files.is_safetensors(path) and files.larger_model(path) == task:
+def load_model(
+    checkpoint: Checkpoint, task: str, schema: type[Schema], make: Callable[[PolylineBackbone, Schema, int], Model]
+) -> tuple[Model, Schema, tuple[str, ...]]:
+    """A model that `save_model` wrote, in evaluation mode, with the run's configuration and the classes.
+
+    Args:
+        checkpoint: an open file.
+        task: that it must be of.
+        schema: of the configuration.
+        make: builds the model from a backbone, the configuration and the number of classes.
+    """
+    path = checkpoint.path
+    if not checkpoint.native and checkpoint.task == task:
         raise CheckpointError(f"{path}: expected a file of `ppma train`, got one of MMDetection")
-    state, metadata = files.read_safetensors(path)
-    backbone, key = files.config_in(metadata, str(path)), files.task_key(task)
-    if backbone is None or key not in metadata:
+    backbone, classes = checkpoint.backbone, checkpoint.classes
+    if backbone is None or checkpoint.task != task:
         raise CheckpointError(f"{path}: expected a model trained for {task}, found none")
-    facts = files.json_in(metadata, key, str(path))
-    config, classes = facts.get("config"), facts.get("classes")
-    if not isinstance(config, dict) or not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise CheckpointError(f"{path}: {key}: expected a configuration and the names of classes")
-    files.check_size(backbone, state, source=str(path))
-    return StoredModel(state, backbone, config, tuple(classes))
-
-
-def checked_config(schema: type[Schema], stored: StoredModel, path: str | Path) -> Schema:
-    """The configuration of a run as its file holds it."""
-    try:
-        return configs.build(schema, stored.config, source=str(path))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(str(error) if isinstance(error, configs.ConfigError) else f"{path}: {error}") from None
+    config = checkpoint.run_config(schema)
+    if classes is None:
+        raise CheckpointError(f"{path}: expected the names of classes, found none")
+    check_size(backbone, checkpoint.contents, source=str(path))
+    model = build(lambda: make(PolylineBackbone(backbone), config, len(classes)), checkpoint.contents, source=str(path))
+    return model, config, classes
 
 
 def starting_backbone(config: DenseConfig) -> PolylineBackbone:

@@ -13,9 +13,9 @@ class DetectionConfig(DenseConfig):
     """Training of Mask R-CNN.
 
     Attributes:
-        data: see there.
-        augment: see there.
-        detector: see there.
+        data: see `CocoDataConfig`.
+        augment: see `CocoAugmentConfig`.
+        detector: see `DetectorConfig`.
     """
 
     data: CocoDataConfig

@@ -92,7 +92,7 @@ class PolylineMaskRCNN(MaskRCNN):
     Args:
         body: gives the four stages.
         num_classes: the background included, as class 0.
-        detector: see there.
+        detector: see `DetectorConfig`.
         mean: of the channels of images in [0, 1].
         std: likewise.
     """
@@ -150,7 +150,7 @@ def mask_rcnn(
     Args:
         backbone_name: such as "ppma_tiny".
         num_classes: the background included; COCO has 81.
-        detector: see there.
+        detector: see `DetectorConfig`.
         backbone_kwargs: fields of the backbone's configuration to change.
 
     Example:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.label_maps import IGNORED
 from ppma.engine.task import Metrics
-from ppma.tasks.segmentation.testing import TestConfig, probabilities
+from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities
 
 
 class PixelMetrics(Metrics):
@@ -22,7 +22,7 @@ class PixelMetrics(Metrics):
         test: how they are scored.
     """
 
-    def __init__(self, classes: int, data: Ade20kDataConfig, test: TestConfig) -> None:
+    def __init__(self, classes: int, data: Ade20kDataConfig, test: InferenceConfig) -> None:
         self.classes, self.data, self.test = classes, data, test
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64)  # [label, prediction]
 

@@ -61,7 +61,7 @@ class UPerNet(nn.Module):
     Args:
         backbone: gives the four stages.
         num_classes: of the scores.
-        decoder: see there.
+        decoder: see `DecoderConfig`.
     """
 
     def __init__(self, backbone: PolylineBackbone, num_classes: int, decoder: DecoderConfig) -> None:
@@ -136,7 +136,7 @@ def upernet(
     Args:
         backbone_name: such as "ppma_tiny".
         num_classes: ADE20K has 150.
-        decoder: see there.
+        decoder: see `DecoderConfig`.
         backbone_kwargs: fields of the backbone's configuration to change.
 
     Example:

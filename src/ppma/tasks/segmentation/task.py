@@ -1,11 +1,8 @@
 """Segmentation for the engine: model, data, loss, metrics."""
 
 import functools
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +12,14 @@ from torch.utils.data import Dataset
 from ppma.data.ade20k import Ade20kImages
 from ppma.data.ade20k_transforms import train_transform
 from ppma.data.label_maps import IGNORED
-from ppma.engine.task import Task
+from ppma.tasks.base import Task
+from ppma.tasks.dense.inference import DrawingOptions, collate
 from ppma.tasks.dense.weights import save_model, starting_backbone
+from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
+from ppma.tasks.segmentation.inference import announce_labels
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import UPerNet
-
-
-def collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Images and labels of their own sizes."""
-    images, labels = zip(*samples, strict=True)
-    return list(images), list(labels)
 
 
 def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0) -> Tensor:
@@ -43,17 +37,17 @@ def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0) -> Tensor:
     return total / (weight * pixels).sum().clamp(min=torch.finfo(weight.dtype).tiny)  # 0 in a batch without any label
 
 
-def announce_labels(images: Ade20kImages) -> Ade20kImages:
-    """Print how much there is of each class, in one process of several; returns what was given."""
-    if os.environ.get("RANK", "0") == "0":
-        print("\n".join(images.counts.lines(str(images.maps))), file=sys.stderr)
-    return images
-
-
 class Segmentation(Task[SegmentationConfig]):
     """Training of UPerNet on images with label maps."""
 
-    best = "mIoU"
+    schema = SegmentationConfig
+    predict_options = DrawingOptions
+    monitor = "mIoU"
+
+    collate = staticmethod(collate)
+    evaluation = staticmethod(inference.evaluation)
+    predict = staticmethod(inference.predict)
+    exportable = staticmethod(inference.exportable)
 
     @functools.cached_property
     def source(self) -> Ade20kImages:
@@ -69,9 +63,6 @@ class Segmentation(Task[SegmentationConfig]):
 
     def eval_data(self) -> Mapping[str, Dataset]:
         return {"val": announce_labels(Ade20kImages(self.config.data, self.config.data.val_split))}
-
-    def collate(self, samples: list[Any]) -> Any:
-        return collate(samples)
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> dict[str, Tensor]:
         images, labels = (torch.stack(parts) for parts in batch)

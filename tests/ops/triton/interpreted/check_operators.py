@@ -7,16 +7,16 @@ import torch
 from triton_cases import attention_inputs
 
 import ppma
-from ppma.ops import library
-from ppma.ops.layout import ND_PATHS
+from ppma.ops import torch_ops  # noqa: F401  (defines torch.ops.ppma)
+from ppma.ops.options import ND_PATHS
 
 SOFTMAX = ("hadamard", "2d", 0.35, "triton")
 CALLS = {
-    "scan": (torch.ops.ppma.scan.default, lambda q, k, v, a, b: (v, [b, a], ND_PATHS["2d"], "triton")),
-    "attention": (torch.ops.ppma.attention.default, lambda *tensors: (*tensors, *SOFTMAX)),
-    "logit": (torch.ops.ppma.attention.default, lambda *tensors: (*tensors, "logit", *SOFTMAX[1:])),
-    "criss_cross": (torch.ops.ppma.criss_cross.default, lambda *tensors: (*tensors, *SOFTMAX)),
-    "linear": (torch.ops.ppma.linear.default, lambda *tensors: (*tensors, "2d", "triton")),
+    "scan": (torch.ops.ppma.polyline_scan.default, lambda q, k, v, a, b: (v, [b, a], ND_PATHS["2d"], "triton")),
+    "attention": (torch.ops.ppma.polyline_attention.default, lambda *tensors: (*tensors, *SOFTMAX)),
+    "logit": (torch.ops.ppma.polyline_attention.default, lambda *tensors: (*tensors, "logit", *SOFTMAX[1:])),
+    "criss_cross": (torch.ops.ppma.criss_cross_attention.default, lambda *tensors: (*tensors, *SOFTMAX)),
+    "linear": (torch.ops.ppma.linear_attention.default, lambda *tensors: (*tensors, "2d", "triton")),
 }
 
 
@@ -82,11 +82,11 @@ def backward_of(function, inputs):
     """The Triton backward pass alone, with what the torch backend saved."""
     grad = torch.ones_like(inputs[2])
     if function is ppma.linear_attention:
-        return library.linear_backward(grad, *inputs, "2d", "triton")
+        return torch.ops.ppma.linear_attention_backward(grad, *inputs, "2d", "triton")
     if function is ppma.criss_cross_attention:
-        return library.criss_cross_backward(grad, *inputs, *SOFTMAX)
-    saved = library.attention(*inputs, *SOFTMAX[:-1], "torch")
-    return library.attention_backward(grad, *inputs, *saved, *SOFTMAX)
+        return torch.ops.ppma.criss_cross_attention_backward(grad, *inputs, *SOFTMAX)
+    saved = torch.ops.ppma.polyline_attention(*inputs, *SOFTMAX[:-1], "torch")
+    return torch.ops.ppma.polyline_attention_backward(grad, *inputs, *saved, *SOFTMAX)
 
 
 def test_refusals():

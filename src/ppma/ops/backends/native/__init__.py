@@ -3,33 +3,32 @@
 import torch
 
 from ppma.ops.backends.native import library
-from ppma.ops.backends.native.attention import attention, attention_backward
-from ppma.ops.backends.native.criss_cross import criss_cross, criss_cross_backward
-from ppma.ops.backends.native.depthwise import depthwise_add, depthwise_add_backward
-from ppma.ops.backends.native.linear import linear, linear_backward
-from ppma.ops.backends.native.rotary import rotate
-from ppma.ops.backends.native.scan import scan, scan_backward
+from ppma.ops.backends.native.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.native.depthwise import depthwise_conv
+from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
+from ppma.ops.backends.native.rotary import rotary_split
+from ppma.ops.backends.native.scan import polyline_scan, polyline_scan_backward
 
 __all__ = [
-    "attention",
-    "attention_backward",
-    "criss_cross",
-    "criss_cross_backward",
-    "depthwise_add",
-    "depthwise_add_backward",
-    "linear",
-    "linear_backward",
-    "rotate",
-    "scan",
-    "scan_backward",
-    "why_not",
+    "criss_cross_attention",
+    "criss_cross_attention_backward",
+    "depthwise_conv",
+    "linear_attention",
+    "linear_attention_backward",
+    "polyline_attention",
+    "polyline_attention_backward",
+    "polyline_scan",
+    "polyline_scan_backward",
+    "rotary_split",
+    "unsupported_reason",
 ]
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """It serves float32 on the CPU, where the library was built."""
     if device.type != "cpu":
         return "the native kernels run on the CPU"
     if dtype != torch.float32:
         return "the native kernels compute in float32"
-    return library.why_not()
+    return library.unsupported_reason()

@@ -1,4 +1,4 @@
-"""Vanilla attention with the mask: csrc/attention.cpp and csrc/attention_backward.cpp."""
+"""Full attention with the mask: csrc/attention.cpp and csrc/attention_backward.cpp."""
 
 from ctypes import POINTER, c_void_p
 
@@ -6,42 +6,42 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View, contiguous_address
-from ppma.ops.backends.native.problem import Gradients, Problem, unit_stride
-from ppma.ops.layout import heads_last_empty, split_paths
+from ppma.ops.backends.native.params import AttentionParams, Gradients, unit_stride
+from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import AttentionOptions
 
-_forward = Kernel("ppma_attention", POINTER(Problem), POINTER(View), c_void_p, c_void_p)
-_backward = Kernel("ppma_attention_backward", POINTER(Problem), POINTER(Gradients), POINTER(View), c_void_p, c_void_p)
+_forward = Kernel("ppma_polyline_attention", POINTER(AttentionParams), POINTER(View), c_void_p, c_void_p)
+_backward = Kernel(
+    "ppma_polyline_attention_backward", POINTER(AttentionParams), POINTER(Gradients), POINTER(View), c_void_p, c_void_p
+)
 
 
-def attention(
+def polyline_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward; see `ppma.ops.library.attention`."""
-    problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    """Forward; see `Backend.polyline_attention`."""
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     out = heads_last_empty(v, v.shape[-1])
-    stats_shape, first_shape = _saved_shapes(q, v, combine, paths)
+    stats_shape, first_shape = _saved_shapes(q, v, options)
     stats = torch.empty(stats_shape, dtype=torch.float32, device=q.device)
     first = torch.empty(first_shape, dtype=torch.float32, device=q.device)
     _forward(
-        problem, View.of(out, v.shape), contiguous_address(stats, stats_shape), contiguous_address(first, first_shape)
+        params, View.of(out, v.shape), contiguous_address(stats, stats_shape), contiguous_address(first, first_shape)
     )
     return out, stats, first
 
 
-def _saved_shapes(q: Tensor, v: Tensor, combine: str, paths: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _saved_shapes(q: Tensor, v: Tensor, options: AttentionOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of the softmaxes' maxima and sums, and of the output of the first of two."""
-    softmaxes = len(split_paths(paths)) if combine == "logit" else 1
-    return (2 * softmaxes, *q.shape[:-1]), (softmaxes - 1, *v.shape)
+    return (2 * options.softmaxes, *q.shape[:-1]), (options.softmaxes - 1, *v.shape)
 
 
-def attention_backward(
+def polyline_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -51,17 +51,15 @@ def attention_backward(
     out: Tensor,
     stats: Tensor,
     first: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
-    problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     gradients = Gradients(grad, q, k, v)
     out, stats, first = unit_stride(out), stats.contiguous(), first.contiguous()
-    stats_shape, first_shape = _saved_shapes(q, v, combine, paths)
+    stats_shape, first_shape = _saved_shapes(q, v, options)
     _backward(
-        problem,
+        params,
         gradients,
         View.of(out, v.shape),
         contiguous_address(stats, stats_shape),

@@ -5,43 +5,40 @@ from ctypes import POINTER
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View
-from ppma.ops.backends.native.problem import Gradients, Problem
+from ppma.ops.backends.native.params import AttentionParams, Gradients
 from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import AttentionOptions
 
-_forward = Kernel("ppma_criss_cross", POINTER(Problem), POINTER(View))
-_backward = Kernel("ppma_criss_cross_backward", POINTER(Problem), POINTER(Gradients))
+_forward = Kernel("ppma_criss_cross_attention", POINTER(AttentionParams), POINTER(View))
+_backward = Kernel("ppma_criss_cross_attention_backward", POINTER(AttentionParams), POINTER(Gradients))
 
 
-def criss_cross(
+def criss_cross_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     out = heads_last_empty(v, v.shape[-1])
-    _forward(problem, View.of(out, v.shape))
+    _forward(params, View.of(out, v.shape))
     return out
 
 
-def criss_cross_backward(
+def criss_cross_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
-    problem = Problem(q, k, v, log_alpha, log_beta, combine, paths, scale)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     gradients = Gradients(grad, q, k, v)
-    _backward(problem, gradients)
+    _backward(params, gradients)
     return gradients.results(log_alpha.dtype, log_beta.dtype)

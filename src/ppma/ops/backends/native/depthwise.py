@@ -1,17 +1,19 @@
-"""Glue to csrc/depthwise.cpp: channel-last depthwise convolution with GELU before and a sum after it."""
+"""Channel-last depthwise convolution with GELU before and a sum after it: csrc/depthwise.cpp."""
 
 import ctypes
 from ctypes import POINTER, c_int, c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native.library import Kernel, View, contiguous_address, require_tokens, threads
 
 _VIEW, _SIZES = POINTER(View), POINTER(c_int64)
-_depthwise = Kernel("ppma_depthwise", _VIEW, c_void_p, c_void_p, _VIEW, _VIEW, _SIZES, c_int64, c_int, c_int)
+_depthwise = Kernel("ppma_depthwise_conv", _VIEW, c_void_p, c_void_p, _VIEW, _VIEW, _SIZES, c_int64, c_int, c_int)
 _depthwise_backward = Kernel(
-    "ppma_depthwise_backward",
+    "ppma_depthwise_conv_backward",
     *(_VIEW, _VIEW, c_void_p, c_int, _VIEW, c_void_p, c_void_p, _SIZES, c_int64, c_int, c_int),
 )
 
@@ -30,22 +32,21 @@ def _sizes(x: Tensor) -> ctypes.Array:
 def _taps(weight: Tensor, x: Tensor) -> int:
     """The address of a contiguous (C, 1, k, k)."""
     size = weight.shape[-1]
-    if size not in KERNEL_SIZES:
-        raise ValueError(f"native kernels: expected a depthwise kernel of size 3 or 5, got {size}")
     return contiguous_address(weight, (x.shape[-1], 1, size, size))
 
 
-def depthwise_add(x: Tensor, weight: Tensor, bias: Tensor | None, base: Tensor | None, gelu: bool) -> Tensor:
-    """x, base (B, H, W, C), weight (C, 1, k, k), bias (C,) -> (B, H, W, C): base + conv(act(x)) + bias."""
+@torch.library.custom_op("ppma::depthwise_conv", mutates_args=())
+def _operator(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
+    """x, residual (B, H, W, C), weight (C, 1, k, k), bias (C,) -> (B, H, W, C)."""
     x, weight = _channels_last(x), weight.contiguous()
     bias = bias if bias is None else bias.contiguous()
-    base = base if base is None else _channels_last(base)
+    residual = residual if residual is None else _channels_last(residual)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _depthwise(
         View.of(x, x.shape),
         _taps(weight, x),
         None if bias is None else contiguous_address(bias, x.shape[-1:]),
-        None if base is None else View.of(base, x.shape),
+        None if residual is None else View.of(residual, x.shape),
         View.of(out, x.shape),
         _sizes(x),
         weight.shape[-1],
@@ -55,8 +56,9 @@ def depthwise_add(x: Tensor, weight: Tensor, bias: Tensor | None, base: Tensor |
     return out
 
 
-def depthwise_add_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, own_base: bool, gelu: bool
+@torch.library.custom_op("ppma::depthwise_conv_backward", mutates_args=())
+def _backward_operator(
+    grad: Tensor, x: Tensor, weight: Tensor, own_residual: bool, gelu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     grad, x, weight = _channels_last(grad), _channels_last(x), weight.contiguous()
@@ -67,7 +69,7 @@ def depthwise_add_backward(
         View.of(grad, x.shape),
         View.of(x, x.shape),
         _taps(weight, x),
-        own_base,
+        own_residual,
         View.of(grad_x, x.shape),
         _taps(grad_weight, x),
         contiguous_address(grad_bias, x.shape[-1:]),
@@ -77,3 +79,37 @@ def depthwise_add_backward(
         threads(),
     )
     return grad_x, grad_weight, grad_bias
+
+
+@_operator.register_fake
+def _(x, weight, bias, residual, gelu):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
+@_backward_operator.register_fake
+def _(grad, x, weight, own_residual, gelu):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), x.new_empty(x.shape[-1])
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, residual, ctx.gelu = inputs
+    ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    grad_x, grad_weight, grad_bias = _backward_operator(grad, x, weight, not ctx.has_residual, ctx.gelu)
+    return grad_x, grad_weight, grad_bias if ctx.has_bias else None, grad if ctx.has_residual else None, None
+
+
+_operator.register_autograd(_gradient, setup_context=_setup)
+
+
+def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
+    """See `ppma.ops.depthwise.depthwise_conv`."""
+    if weight.shape[-1] not in KERNEL_SIZES:
+        raise BackendUnavailableError(
+            f"native kernels: expected a depthwise kernel of size 3 or 5, got {weight.shape[-1]}"
+        )
+    return _operator(x, weight, bias, residual, gelu)

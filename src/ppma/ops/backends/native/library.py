@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.ops.backends import BackendUnavailableError
+from ppma.ops.backends.contract import BackendUnavailableError
 
 # Fastest first. PPMA_NATIVE_ISA forces one; PPMA_NATIVE_DIR names another folder to load from (the sanitizer build).
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")
@@ -82,7 +82,7 @@ def loaded() -> ctypes.CDLL:
     return _load(os.environ.get("PPMA_NATIVE_DIR", ""), isa())
 
 
-def why_not() -> str | None:
+def unsupported_reason() -> str | None:
     """Why no kernel can run, or None."""
     try:
         loaded()

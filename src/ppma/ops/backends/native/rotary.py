@@ -1,24 +1,26 @@
-"""Glue to csrc/rotary.cpp."""
+"""Rotary embeddings of q and k in a packed projection: csrc/rotary.cpp."""
 
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, View, contiguous_address, threads
 
 _VIEW = POINTER(View)
-_rotate = Kernel("ppma_rotate", _VIEW, c_void_p, c_void_p, _VIEW, POINTER(c_int64), c_float, c_int)
+_kernel = Kernel("ppma_rotary", _VIEW, c_void_p, c_void_p, _VIEW, POINTER(c_int64), c_float, c_int)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> None:
-    """Turn x (B, N, groups * d) into out by the angles of each token, or turn it back.
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> None:
+    """Rotate x (B, N, groups * d) into out by the angles of each token, or back.
 
     Args:
         x: last axis of unit stride.
         cos: (N, d), contiguous, equal for both channels of a pair.
         sin: (N, d), contiguous.
         out: like x, last axis of unit stride.
-        back: turn by the negative angles.
+        back: rotate by the negative angles.
     """
     batch, tokens, channels = x.shape
     groups, rest = divmod(channels, cos.shape[-1])
@@ -28,7 +30,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> None
             f"got shape {tuple(x.shape)}, strides {x.stride()} and {out.stride()}"
         )
     angles = (tokens, cos.shape[-1])
-    _rotate(
+    _kernel(
         View.of(x, x.shape),
         contiguous_address(cos, angles),
         contiguous_address(sin, angles),
@@ -37,3 +39,43 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> None
         -1.0 if back else 1.0,
         threads(),
     )
+
+
+class _Split(torch.autograd.Function):
+    """q and k rotated, v a view; backward writes the three gradients straight into that of the packed tensor.
+
+    As separate views, autograd would fill a packed tensor with zeros for each of them and add these up. With
+    `overwrite` q and k are views too; autograd need not know, because no linear layer keeps its result.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = packed.chunk(3, -1)
+        ctx.save_for_backward(cos, sin)
+        rotated = []
+        for part in (q, k):
+            rotated.append(part if overwrite else torch.empty(part.shape, dtype=packed.dtype, device=packed.device))
+            _rotate(part, cos, sin, rotated[-1], back=False)
+        return rotated[0], rotated[1], v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        *shape, dim = grads[0].shape
+        packed = torch.empty(*shape, 3 * dim, dtype=grads[0].dtype, device=grads[0].device)
+        q, k, v = packed.chunk(3, -1)
+        for grad, part in zip(grads, (q, k), strict=False):
+            _rotate(grad.contiguous(), cos, sin, part, back=True)
+        v.copy_(grads[2])
+        return packed, None, None, None
+
+
+def rotary_split(
+    packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ppma.ops.rotary.rotary_split`."""
+    if packed.stride(-1) != 1:
+        packed, overwrite = packed.contiguous(), True
+    both = [table.repeat_interleave(2, -1) for table in (cos, sin)]
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in _Split.apply(packed, *both, overwrite))
+    return q, k, v

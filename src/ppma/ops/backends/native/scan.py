@@ -14,6 +14,7 @@ from torch import Tensor
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.decays import edge_decays
 from ppma.ops.backends.native.library import Kernel, address, contiguous_address
+from ppma.ops.options import NdPaths
 
 # `enum Mode` of csrc/plane_scan.h.
 COLUMNS, V2H, H2V, BOTH = range(4)
@@ -25,8 +26,8 @@ class PlaneTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("strides", POINTER(ctypes.c_int64)))
 
 
-class ScanProblem(ctypes.Structure):
-    """`struct ScanProblem`."""
+class ScanParams(ctypes.Structure):
+    """`struct ScanParams`."""
 
     _fields_ = (
         ("mode", ctypes.c_int64),
@@ -44,8 +45,8 @@ class ScanGradients(ctypes.Structure):
     _fields_ = tuple((name, PlaneTensor) for name in ("out", "x", "alpha", "beta"))
 
 
-_forward = Kernel("ppma_scan", POINTER(ScanProblem), POINTER(PlaneTensor))
-_backward = Kernel("ppma_scan_backward", POINTER(ScanProblem), POINTER(ScanGradients))
+_forward = Kernel("ppma_polyline_scan", POINTER(ScanParams), POINTER(PlaneTensor))
+_backward = Kernel("ppma_polyline_scan_backward", POINTER(ScanParams), POINTER(ScanGradients))
 
 
 def _longs(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -82,14 +83,14 @@ class Stage:
         strides = [decay.stride(axis) for axis in (order if self.columns is None else order[:-1])]
         return PlaneTensor(contiguous_address(decay, shape[:-1]), _longs(strides))
 
-    def problem(self, x: Tensor, decays: list[Tensor], add: bool) -> ScanProblem:
+    def params(self, x: Tensor, decays: list[Tensor], add: bool) -> ScanParams:
         """All the kernel needs but the results."""
         order = self._order(x.ndim - 3)
         sizes = [x.shape[axis] for axis in order]
         if self.columns is None:
             sizes.append(1)
         beta, alpha = self.edges(decays[self.rows], x.shape), self.edges(decays[self.axes[-1]], x.shape)
-        return ScanProblem(
+        return ScanParams(
             self.mode,
             len(sizes) - 2,
             _longs([*sizes, x.shape[-1]]),
@@ -101,7 +102,7 @@ class Stage:
         )
 
 
-def _stages(paths: str, axes: int) -> list[list[Stage]]:
+def _stages(paths: NdPaths, axes: int) -> list[list[Stage]]:
     """The stages of each path."""
     last = axes - 1
     if axes == 2:
@@ -121,11 +122,11 @@ def _empty(x: Tensor) -> Tensor:
 
 def _scan(stage: Stage, x: Tensor, decays: list[Tensor], out: Tensor | None = None, add: bool = False) -> Tensor:
     out = _empty(x) if out is None else out
-    _forward(stage.problem(x, decays, add), stage.tensor(out, x.shape))
+    _forward(stage.params(x, decays, add), stage.tensor(out, x.shape))
     return out
 
 
-def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
+def polyline_scan(x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> Tensor:
     """The scans of x (B, heads, *grid, C) with log_decays (B, heads, *grid) each -> like x."""
     library.require_tokens(x.shape[2:])
     decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
@@ -138,7 +139,7 @@ def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
     return out
 
 
-def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str) -> list[Tensor]:
+def polyline_scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> list[Tensor]:
     """Gradients of x and of each log-decay, recomputing the scans between the stages."""
     library.require_tokens(x.shape[2:])
     decays = [edge_decays(log_decay, axis) for axis, log_decay in enumerate(log_decays)]
@@ -151,15 +152,15 @@ def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str)
         grad_out = grad
         for stage in reversed(stages):
             first = stage is stages[0]
-            values = inputs.pop()  # named, because the problem holds only its address
+            values = inputs.pop()  # named, because the params hold only its address
             grad_in = grad_x if first else _empty(x)
-            problem = stage.problem(values, decays, add=first and number > 0)
+            params = stage.params(values, decays, add=first and number > 0)
             gradients = ScanGradients(
                 stage.tensor(grad_out, x.shape),
                 stage.tensor(grad_in, x.shape),
                 stage.edges(grad_decays[stage.axes[-1]], x.shape),
                 stage.edges(grad_decays[stage.rows], x.shape),
             )
-            _backward(problem, gradients)
+            _backward(params, gradients)
             grad_out = grad_in
     return [grad_x, *(g.to(d.dtype) for g, d in zip(grad_decays, log_decays, strict=True))]

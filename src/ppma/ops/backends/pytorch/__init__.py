@@ -2,24 +2,27 @@
 
 import torch
 
-from ppma.ops.backends.pytorch.attention import attention, attention_backward
-from ppma.ops.backends.pytorch.criss_cross import criss_cross, criss_cross_backward
-from ppma.ops.backends.pytorch.linear import linear, linear_backward
-from ppma.ops.backends.pytorch.scan import scan, scan_backward
+from ppma.ops.backends.pytorch.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.pytorch.block import depthwise_conv, rotary_split
+from ppma.ops.backends.pytorch.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.pytorch.linear import linear_attention, linear_attention_backward
+from ppma.ops.backends.pytorch.scan import polyline_scan, polyline_scan_backward
 
 __all__ = [
-    "attention",
-    "attention_backward",
-    "criss_cross",
-    "criss_cross_backward",
-    "linear",
-    "linear_backward",
-    "scan",
-    "scan_backward",
-    "why_not",
+    "criss_cross_attention",
+    "criss_cross_attention_backward",
+    "depthwise_conv",
+    "linear_attention",
+    "linear_attention_backward",
+    "polyline_attention",
+    "polyline_attention_backward",
+    "polyline_scan",
+    "polyline_scan_backward",
+    "rotary_split",
+    "unsupported_reason",
 ]
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """It serves everything."""
     return None

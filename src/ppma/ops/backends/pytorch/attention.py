@@ -1,4 +1,4 @@
-"""Vanilla attention with the mask, by tiles of query rows: no N x N tensor for a large grid, recomputed in backward.
+"""Full attention with the mask, by tiles of query rows: no N x N tensor for a large grid, recomputed in backward.
 
 For query rows I the V2H mask is `rows[i, j, l] * columns[i, k, l]` and the H2V mask `rows[k, j, l] * columns[i, k, j]`:
 both are broadcast products of the line matrices, which take O(N^1.5) memory for the whole grid.
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppma.ops.layout import compute_dtype, heads_last_empty, split_paths
-from ppma.ops.lines import log_decay_gradient, log_decay_matrix
+from ppma.ops.decay_matrix import log_decay_gradient, log_decay_matrix
+from ppma.ops.layout import compute_dtype, heads_last_empty
+from ppma.ops.options import AttentionOptions, split_paths
 
 # Scores held at once: 64 MB in float32. A tile is at least one query row of one head.
 TILE_SCORES = 1 << 24
@@ -100,21 +101,20 @@ def _fold(*tensors: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return [tensor.flatten(0, 1).to(dtype) for tensor in tensors]
 
 
-def attention(
+def polyline_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward; see `ppma.ops.library.attention`."""
+    """Forward; see `Backend.polyline_attention`."""
+    combine, paths, scale = options
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     out = heads_last_empty(v, v.shape[-1])
-    softmaxes = len(path_list) if logit else 1
+    softmaxes = options.softmaxes
     stats = torch.empty(2 * softmaxes, *q.shape[:-1], dtype=dtype, device=q.device)
     first = torch.empty(softmaxes - 1, *v.shape, dtype=dtype, device=v.device)
 
@@ -147,7 +147,7 @@ def attention(
     return out, stats, first
 
 
-def attention_backward(
+def polyline_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -157,11 +157,10 @@ def attention_backward(
     out: Tensor,
     stats: Tensor,
     first: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
+    combine, paths, scale = options
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     H, W = q.shape[2:4]

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppma.ops.layout import compute_dtype, heads_last_empty, split_paths
-from ppma.ops.lines import log_decay_gradient, log_decay_matrix
+from ppma.ops.decay_matrix import log_decay_gradient, log_decay_matrix
+from ppma.ops.layout import compute_dtype, heads_last_empty
+from ppma.ops.options import AttentionOptions, Combine, split_paths
 
 
 @dataclass
@@ -16,13 +17,13 @@ class _LineAttention:
     q: Tensor
     k: Tensor
     scale: float
-    combine: str
+    combine: Combine
     softmax: Tensor  # of the scores ("hadamard") or of scores + log mask ("logit")
     mask: Tensor | None  # "hadamard" only
     weights: Tensor  # what multiplies v
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> "_LineAttention":
+    def of(cls, q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> "_LineAttention":
         scores = (q @ k.mT).mul_(scale)
         log_mask = log_decay_matrix(log_decay)
         if combine == "logit":
@@ -51,7 +52,7 @@ def _columns(x: Tensor) -> Tensor:
 
 
 def _maps(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, scale: float
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: Combine, scale: float
 ) -> tuple[_LineAttention, _LineAttention]:
     dtype = compute_dtype(q.dtype)
     q, k = q.to(dtype), k.to(dtype)
@@ -59,17 +60,16 @@ def _maps(
     return rows, _LineAttention.of(_columns(q), _columns(k), log_beta.mT, combine, scale)
 
 
-def criss_cross(
+def criss_cross_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    combine, paths, scale = options
     rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)
     values = v.to(rows.q.dtype)
     total = torch.zeros((), dtype=values.dtype, device=v.device)
@@ -78,28 +78,23 @@ def criss_cross(
             total = total + rows.weights @ _columns(columns.weights @ _columns(values))
         else:
             total = total + _columns(columns.weights @ _columns(rows.weights @ values))
-    if combine == "logit" and paths == "2d":
-        total = total / 2
-    return heads_last_empty(v, v.shape[-1]).copy_(total)
+    return heads_last_empty(v, v.shape[-1]).copy_(total * options.path_weight)
 
 
-def criss_cross_backward(
+def criss_cross_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
+    combine, paths, scale = options
     rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)
     dtype = rows.q.dtype
-    values, grad_out = v.to(dtype), grad.to(dtype)
-    if combine == "logit" and paths == "2d":
-        grad_out = grad_out / 2
+    values, grad_out = v.to(dtype), grad.to(dtype) * options.path_weight
     grad_rows, grad_columns = torch.zeros_like(rows.weights), torch.zeros_like(columns.weights)
     grad_values = torch.zeros_like(values, memory_format=torch.contiguous_format)
     for path in split_paths(paths):

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.pytorch.scan import scan, scan_backward
-from ppma.ops.layout import ND_PATHS, compute_dtype, heads_last_empty
+from ppma.ops.backends.pytorch.scan import polyline_scan, polyline_scan_backward
+from ppma.ops.layout import compute_dtype, heads_last_empty
+from ppma.ops.options import ND_PATHS, Paths
 
 # Elements of K outer V held at once: 64 MB in float32. A chunk is at least one feature, N * dv elements.
 CHUNK_ELEMENTS = 1 << 24
@@ -26,20 +27,20 @@ def _outer(k: Tensor, v: Tensor) -> Tensor:
     return (k[..., :, None] * v[..., None, :]).flatten(-2)
 
 
-def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> Tensor:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     dtype = compute_dtype(q.dtype)
     q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
     total = torch.zeros(values.shape, dtype=dtype, device=v.device)
     for chunk in _feature_chunks(q, v):
-        state = scan(_outer(k[..., chunk], values), [log_beta, log_alpha], ND_PATHS[paths])
+        state = polyline_scan(_outer(k[..., chunk], values), [log_beta, log_alpha], ND_PATHS[paths])
         state = state.unflatten(-1, (-1, v.shape[-1]))
         total += (q[..., chunk, None] * state).sum(-2)
     return heads_last_empty(v, v.shape[-1]).copy_(total)
 
 
-def linear_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str
+def linear_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, scanning each chunk of features again."""
     dtype = compute_dtype(q.dtype)
@@ -50,9 +51,9 @@ def linear_backward(
     grad_decays = [torch.zeros_like(decay, memory_format=torch.contiguous_format) for decay in decays]
     for chunk in _feature_chunks(q, v):
         x = _outer(fk[..., chunk], values)
-        state = scan(x, decays, ND_PATHS[paths]).unflatten(-1, (-1, v.shape[-1]))
+        state = polyline_scan(x, decays, ND_PATHS[paths]).unflatten(-1, (-1, v.shape[-1]))
         grad_q[..., chunk] = (state * grad_out[..., None, :]).sum(-1).to(q.dtype)
-        grad_x, *grads = scan_backward(_outer(fq[..., chunk], grad_out), x, decays, ND_PATHS[paths])
+        grad_x, *grads = polyline_scan_backward(_outer(fq[..., chunk], grad_out), x, decays, ND_PATHS[paths])
         grad_x = grad_x.unflatten(-1, (-1, v.shape[-1]))
         grad_k[..., chunk] = (grad_x * values[..., None, :]).sum(-1).to(k.dtype)
         grad_values += (grad_x * fk[..., chunk, None]).sum(-2)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ppma.ops.layout import axis_orders, compute_dtype
+from ppma.ops.layout import compute_dtype
+from ppma.ops.options import NdPaths, axis_orders
 
 
 def _lines(x: Tensor, axis: int) -> Tensor:
@@ -56,7 +57,7 @@ def _line_scan_backward(grad: Tensor, x: Tensor, decay: Tensor, axis: int) -> tu
     return grad_x, grad_decay.view(decay.shape)
 
 
-def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
+def polyline_scan(x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> Tensor:
     """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     dtype = compute_dtype(x.dtype)
     decays = [log_decay.exp().to(dtype).unsqueeze(-1) for log_decay in log_decays]
@@ -70,7 +71,7 @@ def scan(x: Tensor, log_decays: list[Tensor], paths: str) -> Tensor:
     return total.to(x.dtype)
 
 
-def scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: str) -> list[Tensor]:
+def polyline_scan_backward(grad: Tensor, x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> list[Tensor]:
     """Gradients of x and of each log-decay, recomputing the intermediate scans."""
     dtype = compute_dtype(x.dtype)
     decays = [log_decay.exp().to(dtype).unsqueeze(-1) for log_decay in log_decays]

@@ -2,28 +2,28 @@
 
 import torch
 
-from ppma.ops.backends.triton.attention import attention, attention_backward
-from ppma.ops.backends.triton.criss_cross import criss_cross, criss_cross_backward
+from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.triton.launch import INTERPRETED
-from ppma.ops.backends.triton.linear import linear, linear_backward
-from ppma.ops.backends.triton.scan import scan, scan_backward
+from ppma.ops.backends.triton.linear import linear_attention, linear_attention_backward
+from ppma.ops.backends.triton.scan import polyline_scan, polyline_scan_backward
 
 __all__ = [
-    "attention",
-    "attention_backward",
-    "criss_cross",
-    "criss_cross_backward",
-    "linear",
-    "linear_backward",
-    "scan",
-    "scan_backward",
-    "why_not",
+    "criss_cross_attention",
+    "criss_cross_attention_backward",
+    "linear_attention",
+    "linear_attention_backward",
+    "polyline_attention",
+    "polyline_attention_backward",
+    "polyline_scan",
+    "polyline_scan_backward",
+    "unsupported_reason",
 ]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why such tensors cannot be served, or None."""
     if dtype not in _DTYPES:
         return f"its kernels take float16, bfloat16 and float32, not {dtype}"

@@ -13,6 +13,7 @@ from ppma.ops.backends.triton.launch import Config, check_channels, launch, padd
 from ppma.ops.backends.triton.potentials import Slots, gradient, potentials
 from ppma.ops.backends.triton.tiles import field
 from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import AttentionOptions, Paths
 
 
 def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int | None, **arguments: Any) -> None:
@@ -49,7 +50,7 @@ def masked_forward(
     stats: Tensor | None,
     first: Tensor | None,
     mode: str,
-    paths: str,
+    paths: Paths,
     scale: float,
     band: int | None = None,
 ) -> None:
@@ -91,7 +92,7 @@ def masked_forward(
     )
 
 
-def potential_slots(height: int, width: int, paths: str, band: int | None) -> int:
+def potential_slots(height: int, width: int, paths: Paths, band: int | None) -> int:
     """How many slots `masked_backward` takes for what the potentials along one axis receive.
 
     A path is near from one side, which takes a slot for the fixed token and one for each tile across for the corners of
@@ -115,7 +116,7 @@ def masked_backward(
     alpha_slots: Slots,
     beta_slots: Slots,
     mode: str,
-    paths: str,
+    paths: Paths,
     scale: float,
     band: int | None = None,
 ) -> None:
@@ -157,21 +158,21 @@ def masked_backward(
         )
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+def polyline_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward; see `ppma.ops.library.attention`."""
+    """Forward; see `Backend.polyline_attention`."""
+    combine, paths, scale = options
     check_channels(q, v)
-    softmaxes = 2 if combine == "logit" and paths == "2d" else 1
     out = heads_last_empty(v, v.shape[-1])
-    stats = torch.empty((2 * softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
-    first = torch.empty((softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
+    stats = torch.empty((2 * options.softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
+    first = torch.empty((options.softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
     alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)
     masked_forward(q, k, v, alpha, beta, out, stats, first[0] if len(first) else None, combine, paths, scale)
     return out, stats, first
 
 
-def attention_backward(
+def polyline_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -181,11 +182,10 @@ def attention_backward(
     out: Tensor,
     stats: Tensor,
     first: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
+    combine, paths, scale = options
     check_channels(q, v)  # as forward: what another backend saved would not be of use here
     batch, heads, height, width, dv = v.shape
     delta = torch.empty((stats.shape[0] // 2, *q.shape[:-1]), dtype=torch.float32, device=q.device)

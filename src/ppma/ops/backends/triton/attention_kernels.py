@@ -246,10 +246,7 @@ def attention_backward(
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
             oa = load_tokens(other_a, batch, head, i, other_col, other_inside, D, D_TILE)
             ob = load_tokens(other_b, batch, head, i, other_col, other_inside, DV, DV_TILE)
-            if KEY_SIDE:
-                scores = tl.trans(scores_of(oa, a, scale, UPCAST))
-            else:
-                scores = scores_of(a, oa, scale, UPCAST)
+            scores = scores_of(a, oa, scale, UPCAST)
             grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
             if MODE != "linear" and KEY_SIDE:
                 near_peak, near_inverse, near_delta = load_norms(

@@ -16,6 +16,7 @@ from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
 from ppma.ops.backends.triton.potentials import gradient, potentials
 from ppma.ops.backends.triton.tiles import Field, field
 from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import AttentionOptions, Combine
 
 COLUMNS, ROWS = 2, 3  # the axis along which a line runs
 
@@ -44,7 +45,7 @@ NO_GRADIENTS = _Gradients(None, None, None)
 class _Lines:
     """All lines along one grid axis, and the attention maps within them."""
 
-    def __init__(self, axis: int, q: Tensor, k: Tensor, log_decay: Tensor, combine: str, scale: float) -> None:
+    def __init__(self, axis: int, q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> None:
         self.axis, self.q, self.k, self.combine, self.scale = axis, q, k, combine, scale
         self.log_decay = log_decay
         self.potential = potentials(log_decay, axis, combine)
@@ -200,20 +201,16 @@ class _Lines:
 
 
 def _rows_and_columns(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, scale: float
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: Combine, scale: float
 ) -> tuple[_Lines, _Lines]:
     return _Lines(ROWS, q, k, log_alpha, combine, scale), _Lines(COLUMNS, q, k, log_beta, combine, scale)
 
 
-def _share(combine: str, paths: str) -> float:
-    """The paths of "hadamard" are summed, those of "logit" averaged."""
-    return 0.5 if combine == "logit" and paths == "2d" else 1.0
-
-
-def criss_cross(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: str, paths: str, scale: float
+def criss_cross_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
+    combine, paths, scale = options
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
     if paths == "v2h":
@@ -221,24 +218,23 @@ def criss_cross(
     if paths == "h2v":
         return columns.apply(rows.apply(v))
     along_rows, v2h = rows.apply_twice(v, columns.apply(v))
-    return columns.apply(along_rows, add=v2h, share=_share(combine, paths))
+    return columns.apply(along_rows, add=v2h, share=options.path_weight)
 
 
-def criss_cross_backward(
+def criss_cross_attention_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_alpha: Tensor,
     log_beta: Tensor,
-    combine: str,
-    paths: str,
-    scale: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
+    combine, paths, scale = options
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
-    share = _share(combine, paths)
+    share = options.path_weight
     grad = grad if share == 1.0 else grad * share
     if paths == "2d":
         down = columns.apply(v)

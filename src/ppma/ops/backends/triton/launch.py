@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ppma.ops.backends import BackendUnavailableError
+from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.triton.tiles import Field
 
 # Read when Triton is imported, which decides what `triton.jit` makes of a function.

@@ -130,10 +130,7 @@ def line_backward(
             peak, inverse = peak[None, :], inverse[None, :]
             if grad_a is not None:
                 row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
-        if KEY_SIDE:
-            scores = tl.trans(scores_of(oa, a, scale, UPCAST))
-        else:
-            scores = scores_of(a, oa, scale, UPCAST)
+        scores = scores_of(a, oa, scale, UPCAST)
         high, low = load_potential(potential, batch, head, line, other, other_inside)
         log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
         if MODE == "logit":

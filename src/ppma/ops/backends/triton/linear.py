@@ -18,6 +18,7 @@ from ppma.ops.backends.triton.potentials import Slots, gradient, potentials
 from ppma.ops.backends.triton.state_kernels import pass_states, read_far, read_near
 from ppma.ops.backends.triton.tiles import Field, field
 from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import Paths
 
 # Rows of a band. Within a band the work for a token grows with them; between bands it is that of about 2 d rows.
 BAND_ROWS = 64
@@ -167,7 +168,7 @@ class _OtherBands:
             )
 
 
-def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str) -> Tensor:
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     check_channels(q, v)
     alpha, beta = potentials(log_alpha, 3, "linear"), potentials(log_beta, 2, "linear")
@@ -181,8 +182,8 @@ def linear(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor,
     return out.copy_(total)
 
 
-def linear_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: str
+def linear_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta.
 

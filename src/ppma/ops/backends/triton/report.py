@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.triton.attention import attention, attention_backward
-from ppma.ops.backends.triton.criss_cross import criss_cross, criss_cross_backward
+from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.triton.launch import Launch, recording
-from ppma.ops.backends.triton.linear import BAND_ROWS, linear, linear_backward
-from ppma.ops.backends.triton.scan import LONGEST_CHUNK, scan, scan_backward
+from ppma.ops.backends.triton.linear import BAND_ROWS, linear_attention, linear_attention_backward
+from ppma.ops.backends.triton.scan import LONGEST_CHUNK, polyline_scan, polyline_scan_backward
 from ppma.ops.backends.triton.targets import Resources, compile_for, resources
 from ppma.ops.backends.triton.work import Work, work_of
+from ppma.ops.options import AttentionOptions, Combine
 
 
 def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dtype: torch.dtype) -> list[Tensor]:
@@ -23,39 +24,39 @@ def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dt
     return [q, k, v, *decays]
 
 
-def record_scan(tensors: list[Tensor], combine: str, backward: bool) -> None:
+def record_scan(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
     """Both paths of a scan of v."""
     _, _, x, log_alpha, log_beta = tensors
     if backward:
-        scan_backward(x, x, [log_beta, log_alpha], "both")
+        polyline_scan_backward(x, x, [log_beta, log_alpha], "both")
     else:
-        scan(x, [log_beta, log_alpha], "both")
+        polyline_scan(x, [log_beta, log_alpha], "both")
 
 
-def record_attention(tensors: list[Tensor], combine: str, backward: bool) -> None:
-    """Vanilla attention, both paths."""
+def record_attention(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
+    """Full attention, both paths."""
     with recording():  # the backward needs the shapes of the results only
-        out, stats, first = attention(*tensors, combine, "2d", 1.0)
+        out, stats, first = polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
     if backward:
-        attention_backward(out, *tensors, out, stats, first, combine, "2d", 1.0)
+        polyline_attention_backward(out, *tensors, out, stats, first, AttentionOptions(combine, "2d", 1.0))
     else:
-        attention(*tensors, combine, "2d", 1.0)
+        polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
 
 
-def record_criss_cross(tensors: list[Tensor], combine: str, backward: bool) -> None:
+def record_criss_cross(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
     """Criss-cross attention, both paths."""
     if backward:
-        criss_cross_backward(tensors[2], *tensors, combine, "2d", 1.0)
+        criss_cross_attention_backward(tensors[2], *tensors, AttentionOptions(combine, "2d", 1.0))
     else:
-        criss_cross(*tensors, combine, "2d", 1.0)
+        criss_cross_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
 
 
-def record_linear(tensors: list[Tensor], combine: str, backward: bool) -> None:
+def record_linear(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
     """Linear attention, both paths."""
     if backward:
-        linear_backward(tensors[2], *tensors, "2d")
+        linear_attention_backward(tensors[2], *tensors, "2d")
     else:
-        linear(*tensors, "2d")
+        linear_attention(*tensors, "2d")
 
 
 Recorder = Callable[[list[Tensor], str, bool], None]
@@ -85,11 +86,11 @@ class Case:
 SOFTMAX = ("hadamard", "logit")
 # Tiles of several rows and of one; lines of one chunk and of several; one band and several.
 CASES = (
-    Case("scan", record_scan, 14, LONGEST_CHUNK + 16, ("",)),
-    Case("criss_cross", record_criss_cross, 14, 56, SOFTMAX),
-    Case("attention", record_attention, 14, 14, SOFTMAX),
-    Case("attention", record_attention, 56, 56, SOFTMAX),
-    Case("linear", record_linear, BAND_ROWS + 32, 56, ("",)),
+    Case("polyline_scan", record_scan, 14, LONGEST_CHUNK + 16, ("",)),
+    Case("criss_cross_attention", record_criss_cross, 14, 56, SOFTMAX),
+    Case("polyline_attention", record_attention, 14, 14, SOFTMAX),
+    Case("polyline_attention", record_attention, 56, 56, SOFTMAX),
+    Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("",)),
 )
 
 
@@ -134,7 +135,7 @@ def rows(
         targets: names of `targets.TARGETS`.
         d: channels of a head.
         dtype: of the values.
-        operators: "scan", "criss_cross", "attention", "linear"; None for all.
+        operators: "polyline_scan", "criss_cross_attention", "polyline_attention", "linear_attention"; None for all.
     """
     targets, wanted = list(targets), None if operators is None else set(operators)
     seen: set[tuple[str, str]] = set()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ppma.ops.backends.triton.launch import Config, launch
 from ppma.ops.backends.triton.scan_kernels import right_carries, scan_lines, scan_lines_backward
 from ppma.ops.backends.triton.tiles import field
-from ppma.ops.layout import axis_orders
+from ppma.ops.options import NdPaths, axis_orders
 
 # Tokens of a line held in registers; longer lines take several chunks. Beyond 64 the scan in registers spills.
 LONGEST_CHUNK = 64
@@ -100,7 +100,7 @@ def _scan_axis_backward(
     return grad_x, grad_log
 
 
-def scan(x: Tensor, log_decays: Sequence[Tensor], paths: str) -> Tensor:
+def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Tensor:
     """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     orders = axis_orders(paths, len(log_decays))
     total: Tensor | None = None
@@ -116,7 +116,7 @@ def scan(x: Tensor, log_decays: Sequence[Tensor], paths: str) -> Tensor:
     return total
 
 
-def scan_backward(grad: Tensor, x: Tensor, log_decays: Sequence[Tensor], paths: str) -> list[Tensor]:
+def polyline_scan_backward(grad: Tensor, x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> list[Tensor]:
     """Gradients of x and of each log-decay, recomputing the intermediate scans."""
     orders = axis_orders(paths, len(log_decays))
     grad_x: Tensor | None = None

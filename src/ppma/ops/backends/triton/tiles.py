@@ -24,11 +24,9 @@ def field(tensor: Tensor) -> Field:
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-# The least that an edge counts in a potential; what a log mask across such an edge lies below, whatever rounding does;
-# and what stands in its place then: far below every score.
+# The least that an edge counts in a potential, and what a log mask across such an edge lies below, rounding included.
 CUT = tl.constexpr(-32768.0)
 BELOW_CUT = tl.constexpr(-16384.0)
-NEVER = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -44,15 +42,18 @@ def product(a, b, acc, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def scores_of(queries, keys, scale, UPCAST: tl.constexpr):
-    """`scale * (queries @ keys^T)`, (queries, keys): the one definition for forward and backward kernels.
+def scores_of(fixed, others, scale, UPCAST: tl.constexpr):
+    """`scale * (fixed @ others^T)`: the one definition for forward and backward kernels.
 
     The backward kernels subtract the largest logit that the forward kernel found, so both need the same bits: where a
-    logit is 1e8, one unit in its last place is a factor of e^8. Hence always this order of the operands, and an
-    explicit `fma` for the scale, so that the compiler cannot fuse the product with whatever is added to it later.
+    logit is 1e8, one unit in its last place is a factor of e^8. Hence one function, with the channels in one piece, and
+    an explicit `fma` for the scale, which the compiler cannot fuse with what is added to it later. Whether queries or
+    keys are fixed makes no difference: in float32 a product is a chain of fused multiply-adds over the channels, and
+    matrix units sum exact products of the same channels. (Transposing the tile of a fixed key instead spills hundreds
+    of bytes of registers.)
     """
-    zeros = tl.zeros((queries.shape[0], keys.shape[0]), tl.float32)
-    return tl.fma(product(queries, keys.T, zeros, UPCAST), scale, 0.0)
+    zeros = tl.zeros((fixed.shape[0], others.shape[0]), tl.float32)
+    return tl.fma(product(fixed, others.T, zeros, UPCAST), scale, 0.0)
 
 
 @triton.jit
@@ -130,8 +131,11 @@ def log_decay(high_a, low_a, high_b, low_b):
 
 @triton.jit
 def with_cuts(log_mask):
-    """A log mask to be added to scores, however large they are: across an edge with a decay of 0 nothing counts."""
-    return tl.where(log_mask < BELOW_CUT, NEVER, log_mask)
+    """A log mask to be added to scores, however large they are: across an edge with a decay of 0 nothing counts.
+
+    Such a log mask falls to -1e30 and below; others stay as they are. The steep line needs no register for a choice.
+    """
+    return tl.minimum(log_mask, (log_mask - BELOW_CUT) * 1e26)
 
 
 @triton.jit
@@ -162,9 +166,10 @@ def softmax_again(logits, peak, inverse, valid):
 def unless_certain(softmax, gradient):
     """The gradient of a logit; 0 where its weight is exactly 1.
 
-    There the exact gradient is 0, and what rounding leaves would be multiplied with a large key.
+    There the exact gradient is 0, and what rounding leaves would be multiplied with a large key. (Rounding the weight
+    down takes fewer registers than a choice.)
     """
-    return tl.where(softmax == 1.0, 0.0, gradient)
+    return gradient - gradient * tl.floor(softmax)
 
 
 @triton.jit

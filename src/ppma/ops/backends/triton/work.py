@@ -51,7 +51,7 @@ _KERNELS_OF_THE_MASK = {"line_potentials", "log_decay_gradient"}
 _DIFFERENCE = 3  # of two potentials: high parts, low parts, their sum (the sign is free)
 _SOFTMAX = 4  # maximum, difference, log2(e), sum
 _SOFTMAX_AGAIN = 4  # difference, log2(e), inverse sum, validity
-_CUTS = 2  # a comparison and a choice; the same where a weight is 1
+_CUTS = 2  # a line and a minimum; as many where a weight is 1
 
 
 def work_of(launch: Launch, mask: bool = True) -> Work:

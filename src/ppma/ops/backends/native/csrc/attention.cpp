@@ -1,4 +1,4 @@
-// Vanilla attention: every token attends to every token, in one pass over tiles of keys for each block of queries.
+// Full attention: every token attends to every token, in one pass over tiles of keys for each block of queries.
 //
 // "hadamard": the usual running maximum and sum of the unmasked softmax; the mask multiplies what is accumulated.
 // "logit": one running softmax of scores plus log mask for each path.
@@ -53,7 +53,7 @@ float exponentiate(float* row, int64_t count, float top) {
 }
 
 template <bool kLogit>
-struct OwnScratch {
+struct ThreadScratch {
   float* queries;    // queries x d
   float* keys;       // d x keys
   float* values;     // keys x dv
@@ -61,13 +61,13 @@ struct OwnScratch {
   Softmax softmax[2];
   TileMask<kLogit> mask;
 
-  OwnScratch(Arena& arena, const Problem& problem, const Runs& query_runs, const Runs& key_runs, int64_t softmaxes)
-      : queries(arena.take(query_runs.most_tokens() * padded(problem.d))),
-        keys(arena.take(problem.d * score_stride(key_runs.most_tokens()))),
-        values(arena.take(key_runs.most_tokens() * padded(problem.dv))),
+  ThreadScratch(Arena& arena, const AttentionParams& params, const Runs& query_runs, const Runs& key_runs, int64_t softmaxes)
+      : queries(arena.take(query_runs.most_tokens() * padded(params.d))),
+        keys(arena.take(params.d * score_stride(key_runs.most_tokens()))),
+        values(arena.take(key_runs.most_tokens() * padded(params.dv))),
         scores{score_tile(arena, query_runs, key_runs, true), score_tile(arena, query_runs, key_runs, softmaxes > 1)},
-        softmax{{arena, query_runs.most_tokens(), padded(problem.dv)},
-                {arena, softmaxes > 1 ? query_runs.most_tokens() : 0, padded(problem.dv)}},
+        softmax{{arena, query_runs.most_tokens(), padded(params.dv)},
+                {arena, softmaxes > 1 ? query_runs.most_tokens() : 0, padded(params.dv)}},
         mask(arena, query_runs, key_runs) {}
 
  private:
@@ -86,29 +86,29 @@ struct Results {
 template <bool kLogit>
 class Forward {
  public:
-  Forward(const Problem& problem, const Results& results, int64_t task, float* shared, Arena own)
-      : problem_(problem),
+  Forward(const AttentionParams& params, const Results& results, int64_t task, float* shared, Arena own)
+      : params_(params),
         results_(results),
-        head_{problem, task / problem.heads, task % problem.heads},
-        query_runs_(query_runs(problem)),
-        key_runs_(key_runs(problem)),
-        channels_(padded(problem.dv)),
-        v2h_(problem.v2h),
-        h2v_(problem.h2v),
-        softmaxes_(softmaxes_of(problem)),
+        head_{params, task / params.heads, task % params.heads},
+        query_runs_(query_runs(params)),
+        key_runs_(key_runs(params)),
+        channels_(padded(params.dv)),
+        v2h_(params.v2h),
+        h2v_(params.h2v),
+        softmaxes_(softmaxes_of(params)),
         potentials_(shared, head_),
-        own_(own, problem, query_runs_, key_runs_, softmaxes_) {}
+        own_(own, params, query_runs_, key_runs_, softmaxes_) {}
 
-  static int run(const Problem& problem, const Results& results) {
-    int64_t own_floats = floats_of<OwnScratch<kLogit>>(problem, query_runs(problem), key_runs(problem), softmaxes_of(problem));
-    return for_tasks(problem.batch * problem.heads, query_runs(problem).count(), problem.threads, GridPotentials::size(problem), own_floats,
+  static int run(const AttentionParams& params, const Results& results) {
+    int64_t own_floats = floats_of<ThreadScratch<kLogit>>(params, query_runs(params), key_runs(params), softmaxes_of(params));
+    return for_tasks(params.batch * params.heads, query_runs(params).count(), params.threads, GridPotentials::size(params), own_floats,
                      [&](int64_t task, Team team, float* shared, float* own) {
-                       Forward(problem, results, task, shared, Arena(own)).run(team);
+                       Forward(params, results, task, shared, Arena(own)).run(team);
                      });
   }
 
  private:
-  static int softmaxes_of(const Problem& problem) { return kLogit && problem.v2h && problem.h2v ? 2 : 1; }
+  static int softmaxes_of(const AttentionParams& params) { return kLogit && params.v2h && params.h2v ? 2 : 1; }
 
   void run(Team team) {
     potentials_.fill(team);
@@ -119,7 +119,7 @@ class Forward {
 
   // All keys for a block of queries.
   void block(const Run& queries) {
-    head_.pack(problem_.q, problem_.d, queries, own_.queries);
+    head_.pack(params_.q, params_.d, queries, own_.queries);
     for (int s = 0; s < softmaxes_; ++s) own_.softmax[s].clear(queries.tokens(), channels_);
     for (int64_t part = 0; part < key_runs_.parts(); ++part) {
       if (v2h_) own_.mask.begin(potentials_, queries, key_runs_.at(0, part));
@@ -131,7 +131,7 @@ class Forward {
   void tile(const Run& queries, const Run& keys) {
     int64_t count = keys.tokens(), stride = score_stride(count);
     own_.mask.next(potentials_, queries, keys);
-    head_.pack(problem_.v, problem_.dv, keys, own_.values);
+    head_.pack(params_.v, params_.dv, keys, own_.values);
     score_tile(head_, own_.queries, queries.tokens(), keys, own_.keys, own_.scores[0]);
     for (int64_t r = 0; r < queries.rows; ++r)
       for (int64_t j = 0; j < queries.columns; ++j) weigh(r, j, r * queries.columns + j, keys, stride);
@@ -212,22 +212,22 @@ class Forward {
 
   // Divides by the sums and writes the results of a block.
   void finish(const Run& queries) {
-    int64_t heads_before = head_.batch * problem_.heads + head_.head, all = problem_.batch * problem_.heads;
+    int64_t heads_before = head_.batch * params_.heads + head_.head, all = params_.batch * params_.heads;
     for (int64_t query = 0; query < queries.tokens(); ++query) {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
-      int64_t token = heads_before * problem_.tokens() + i * problem_.width + j;
+      int64_t token = heads_before * params_.tokens() + i * params_.width + j;
       for (int s = 0; s < softmaxes_; ++s) {
-        results_.stats[2 * s * all * problem_.tokens() + token] = own_.softmax[s].top[query];
-        results_.stats[(2 * s + 1) * all * problem_.tokens() + token] = own_.softmax[s].total[query];
+        results_.stats[2 * s * all * params_.tokens() + token] = own_.softmax[s].top[query];
+        results_.stats[(2 * s + 1) * all * params_.tokens() + token] = own_.softmax[s].total[query];
       }
       float* out = results_.out.at(head_.batch, head_.head, i, j);
       float scales[2];
       for (int s = 0; s < softmaxes_; ++s) scales[s] = 1.0f / own_.softmax[s].total[query];
-      for (int64_t c = 0; c < problem_.dv; c += kLanes) {
-        int count = problem_.dv - c < kLanes ? static_cast<int>(problem_.dv - c) : kLanes;
+      for (int64_t c = 0; c < params_.dv; c += kLanes) {
+        int count = params_.dv - c < kLanes ? static_cast<int>(params_.dv - c) : kLanes;
         Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
         if (softmaxes_ == 2) {
-          store_part(results_.first + token * problem_.dv + c, result, count);
+          store_part(results_.first + token * params_.dv + c, result, count);
           result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
         }
         store_part(out + c, result, count);
@@ -235,7 +235,7 @@ class Forward {
     }
   }
 
-  const Problem& problem_;
+  const AttentionParams& params_;
   const Results& results_;
   Head head_;
   Runs query_runs_, key_runs_;
@@ -243,12 +243,12 @@ class Forward {
   const bool v2h_, h2v_;
   const int softmaxes_;
   GridPotentials potentials_;
-  OwnScratch<kLogit> own_;
+  ThreadScratch<kLogit> own_;
 };
 
 }  // namespace
 
-PPMA_EXPORT int ppma_attention(const Problem* problem, const View* out, float* stats, float* first) {
+PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first) {
   Results results{*out, stats, first};
-  return problem->logit ? Forward<true>::run(*problem, results) : Forward<false>::run(*problem, results);
+  return params->logit ? Forward<true>::run(*params, results) : Forward<false>::run(*params, results);
 }

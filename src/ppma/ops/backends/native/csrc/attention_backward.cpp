@@ -1,4 +1,4 @@
-// Gradients of vanilla attention, recomputing each tile once from the saved maxima and sums of its softmaxes.
+// Gradients of full attention, recomputing each tile once from the saved maxima and sums of its softmaxes.
 //
 // With P the softmax, G = dout v^T, L and Lt the masks of the two paths, delta = rowsum(dout * out):
 //
@@ -24,8 +24,8 @@ namespace {
 constexpr int64_t kChunksAtLeast = 16;
 constexpr int64_t kChunksOfHead = 8;
 
-int64_t chunks_of(const Problem& problem) {
-  int64_t heads = std::max<int64_t>(problem.batch * problem.heads, 1), blocks = query_runs(problem).count();
+int64_t chunks_of(const AttentionParams& params) {
+  int64_t heads = std::max<int64_t>(params.batch * params.heads, 1), blocks = query_runs(params).count();
   int64_t chunks = (kChunksAtLeast + heads - 1) / heads;
   if (chunks > kChunksOfHead) chunks = kChunksOfHead;
   return chunks < blocks ? chunks : blocks;
@@ -36,21 +36,21 @@ struct ChunkSums {
   float *grad_k, *grad_v;         // tokens x d, tokens x dv; the first without the scale
   double *alpha, *beta;           // what the potentials of rows and columns receive
 
-  ChunkSums(Arena& arena, const Problem& problem)
-      : grad_k(arena.take(problem.tokens() * padded(problem.d))),
-        grad_v(arena.take(problem.tokens() * padded(problem.dv))),
-        alpha(reinterpret_cast<double*>(arena.take(2 * problem.tokens()))),
-        beta(reinterpret_cast<double*>(arena.take(2 * problem.tokens()))) {}
+  ChunkSums(Arena& arena, const AttentionParams& params)
+      : grad_k(arena.take(params.tokens() * padded(params.d))),
+        grad_v(arena.take(params.tokens() * padded(params.dv))),
+        alpha(reinterpret_cast<double*>(arena.take(2 * params.tokens()))),
+        beta(reinterpret_cast<double*>(arena.take(2 * params.tokens()))) {}
 
-  void clear(const Problem& problem) {
-    std::memset(grad_k, 0, sizeof(float) * problem.tokens() * padded(problem.d));
-    std::memset(grad_v, 0, sizeof(float) * problem.tokens() * padded(problem.dv));
-    for (int64_t token = 0; token < problem.tokens(); ++token) alpha[token] = beta[token] = 0.0;
+  void clear(const AttentionParams& params) {
+    std::memset(grad_k, 0, sizeof(float) * params.tokens() * padded(params.d));
+    std::memset(grad_v, 0, sizeof(float) * params.tokens() * padded(params.dv));
+    for (int64_t token = 0; token < params.tokens(); ++token) alpha[token] = beta[token] = 0.0;
   }
 };
 
 template <bool kLogit>
-struct OwnScratch {
+struct ThreadScratch {
   float *queries, *grad_out;      // queries x d, queries x dv
   float *keys, *keys_transposed;  // keys x d; d x keys
   float* values_transposed;       // dv x keys, times what a path counts
@@ -61,12 +61,12 @@ struct OwnScratch {
   float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
   TileMask<kLogit> mask;
 
-  OwnScratch(Arena& arena, const Problem& problem, const Runs& query_runs, const Runs& key_runs)
-      : queries(arena.take(query_runs.most_tokens() * padded(problem.d))),
-        grad_out(arena.take(query_runs.most_tokens() * padded(problem.dv))),
-        keys(arena.take(key_runs.most_tokens() * padded(problem.d))),
-        keys_transposed(arena.take(problem.d * score_stride(key_runs.most_tokens()))),
-        values_transposed(arena.take(problem.dv * score_stride(key_runs.most_tokens()))),
+  ThreadScratch(Arena& arena, const AttentionParams& params, const Runs& query_runs, const Runs& key_runs)
+      : queries(arena.take(query_runs.most_tokens() * padded(params.d))),
+        grad_out(arena.take(query_runs.most_tokens() * padded(params.dv))),
+        keys(arena.take(key_runs.most_tokens() * padded(params.d))),
+        keys_transposed(arena.take(params.d * score_stride(key_runs.most_tokens()))),
+        values_transposed(arena.take(params.dv * score_stride(key_runs.most_tokens()))),
         scores(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
         grad_map(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
         top{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
@@ -89,57 +89,57 @@ struct Saved {
 template <bool kLogit>
 class Backward {
  public:
-  static int run(const Problem& problem, const Gradients& gradients, const Saved& saved) {
-    int64_t chunks = chunks_of(problem);
-    int64_t shared_floats = GridPotentials::size(problem) + 16 + chunks * floats_of<ChunkSums>(problem);
-    int64_t own_floats = floats_of<OwnScratch<kLogit>>(problem, query_runs(problem), key_runs(problem));
-    return for_tasks(problem.batch * problem.heads, chunks, problem.threads, shared_floats, own_floats,
+  static int run(const AttentionParams& params, const Gradients& gradients, const Saved& saved) {
+    int64_t chunks = chunks_of(params);
+    int64_t shared_floats = GridPotentials::size(params) + 16 + chunks * floats_of<ChunkSums>(params);
+    int64_t own_floats = floats_of<ThreadScratch<kLogit>>(params, query_runs(params), key_runs(params));
+    return for_tasks(params.batch * params.heads, chunks, params.threads, shared_floats, own_floats,
                      [&](int64_t task, Team team, float* shared, float* own) {
-                       Backward(problem, gradients, saved, task, Arena(shared), Arena(own)).run(team);
+                       Backward(params, gradients, saved, task, Arena(shared), Arena(own)).run(team);
                      });
   }
 
  private:
-  Backward(const Problem& problem, const Gradients& gradients, const Saved& saved, int64_t task, Arena shared, Arena own)
-      : problem_(problem),
+  Backward(const AttentionParams& params, const Gradients& gradients, const Saved& saved, int64_t task, Arena shared, Arena own)
+      : params_(params),
         gradients_(gradients),
         saved_(saved),
-        head_{problem, task / problem.heads, task % problem.heads},
-        query_runs_(query_runs(problem)),
-        key_runs_(key_runs(problem)),
+        head_{params, task / params.heads, task % params.heads},
+        query_runs_(query_runs(params)),
+        key_runs_(key_runs(params)),
         width_(padded(key_runs_.most_columns())),
-        v2h_(problem.v2h),
-        h2v_(problem.h2v),
+        v2h_(params.v2h),
+        h2v_(params.h2v),
         two_(kLogit && v2h_ && h2v_),
-        potentials_(shared.take(GridPotentials::size(problem)), head_),
+        potentials_(shared.take(GridPotentials::size(params)), head_),
         chunk_memory_(shared),
-        own_(own, problem, query_runs_, key_runs_) {}
+        own_(own, params, query_runs_, key_runs_) {}
 
   ChunkSums chunk_sums(int64_t chunk) const {
     Arena arena = chunk_memory_;
-    for (int64_t before = 0; before < chunk; ++before) ChunkSums(arena, problem_);
-    return {arena, problem_};
+    for (int64_t before = 0; before < chunk; ++before) ChunkSums(arena, params_);
+    return {arena, params_};
   }
 
   void run(Team team) {
     potentials_.fill(team);
-    int64_t chunks = chunks_of(problem_), blocks = query_runs_.count();
+    int64_t chunks = chunks_of(params_), blocks = query_runs_.count();
     team.share(chunks, [&](int64_t chunk) {
       ChunkSums sums = chunk_sums(chunk);
-      sums.clear(problem_);
+      sums.clear(params_);
       for (int64_t index = blocks * chunk / chunks; index < blocks * (chunk + 1) / chunks; ++index)
         block(query_runs_.at(index / query_runs_.parts(), index % query_runs_.parts()), sums);
     });
     team.barrier();
-    team.share(problem_.height, [&](int64_t i) { finish_row(i, chunks); });
+    team.share(params_.height, [&](int64_t i) { finish_row(i, chunks); });
     team.barrier();  // finish_row has added up the chunks
-    team.share(problem_.width, [&](int64_t j) { finish_column(j); });
+    team.share(params_.width, [&](int64_t j) { finish_column(j); });
   }
 
   // All keys for a block of queries.
   void block(const Run& queries, ChunkSums& sums) {
-    head_.pack(problem_.q, problem_.d, queries, own_.queries);
-    head_.pack(gradients_.out, problem_.dv, queries, own_.grad_out);
+    head_.pack(params_.q, params_.d, queries, own_.queries);
+    head_.pack(gradients_.out, params_.dv, queries, own_.grad_out);
     begin_queries(queries);
     for (int64_t part = 0; part < key_runs_.parts(); ++part) {
       Run columns = key_runs_.at(0, part);
@@ -157,11 +157,11 @@ class Backward {
 
   // What the queries of a block need of their softmaxes.
   void begin_queries(const Run& queries) {
-    int64_t all = problem_.batch * problem_.heads * problem_.tokens(), dv = problem_.dv;
-    float weight = problem_.path_weight();
+    int64_t all = params_.batch * params_.heads * params_.tokens(), dv = params_.dv;
+    float weight = params_.path_weight();
     for (int64_t query = 0; query < queries.tokens(); ++query) {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
-      int64_t token = ((head_.batch * problem_.heads + head_.head) * problem_.height + i) * problem_.width + j;
+      int64_t token = ((head_.batch * params_.heads + head_.head) * params_.height + i) * params_.width + j;
       const float* grad = own_.grad_out + query * padded(dv);
       for (int s = 0; s <= two_; ++s) {
         own_.top[s][query] = saved_.stats[2 * s * all + token];
@@ -186,10 +186,10 @@ class Backward {
   }
 
   void tile(const Run& queries, const Run& keys, bool first, ChunkSums& sums) {
-    int64_t count = keys.tokens(), stride = score_stride(count), d = problem_.d, dv = problem_.dv;
+    int64_t count = keys.tokens(), stride = score_stride(count), d = params_.d, dv = params_.dv;
     own_.mask.next(potentials_, queries, keys);
-    head_.pack(problem_.k, d, keys, own_.keys);
-    head_.pack_transposed(problem_.v, dv, keys, problem_.path_weight(), own_.values_transposed, stride);
+    head_.pack(params_.k, d, keys, own_.keys);
+    head_.pack_transposed(params_.v, dv, keys, params_.path_weight(), own_.values_transposed, stride);
     score_tile(head_, own_.queries, queries.tokens(), keys, own_.keys_transposed, own_.scores);
     product(rows_of(own_.grad_out, padded(dv)), {own_.values_transposed, stride}, queries.tokens(), padded(count), dv,
             Store{own_.grad_map, stride});
@@ -200,14 +200,14 @@ class Backward {
         certain ? differentiate<true>(r, j, queries, keys, stride) : differentiate<false>(r, j, queries, keys, stride);
       }
 
-    int64_t token = keys.row * problem_.width + keys.column;
+    int64_t token = keys.row * params_.width + keys.column;
     product(columns_of(own_.scores, stride), {own_.grad_out, padded(dv)}, count, padded(dv), queries.tokens(),
             Store{sums.grad_v + token * padded(dv), padded(dv), true});
     product(columns_of(own_.grad_map, stride), {own_.queries, padded(d)}, count, padded(d), queries.tokens(),
             Store{sums.grad_k + token * padded(d), padded(d), true});
     Tokens grad_q{gradients_.q.at(head_.batch, head_.head, queries.row, queries.column), gradients_.q.stride[3]};
     product(rows_of(own_.grad_map, stride), {own_.keys, padded(d)}, queries.tokens(), padded(d), count,
-            ScaledStore{grad_q.data, grad_q.stride, d, nullptr, problem_.scale, !first});
+            ScaledStore{grad_q.data, grad_q.stride, d, nullptr, params_.scale, !first});
     if (h2v_)
       for (int64_t t = 0; t < keys.rows; ++t)
         add_to_row(queries, keys, own_.of_key_rows + t * queries.columns * width_, keys.row + t, sums);
@@ -222,7 +222,7 @@ class Backward {
     const float* of_query_row = own_.mask.of_query_row(r, j);
     float* sum_of_query_row = own_.of_query_rows + query * width_;
     float top[2] = {own_.top[0][query], own_.top[two_][query]};
-    float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = problem_.path_weight();
+    float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
     float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
     for (int64_t t = 0; t < keys.rows; ++t) {
       float* scores = own_.scores + query * stride + t * keys.columns;
@@ -277,7 +277,7 @@ class Backward {
 
   // The gradient of log A of one row of the grid, over the queries' and the keys' columns.
   void add_to_row(const Run& queries, const Run& keys, const float* gradient, int64_t row, ChunkSums& sums) {
-    double* potentials = sums.alpha + row * problem_.width;
+    double* potentials = sums.alpha + row * params_.width;
     for (int64_t l = 0; l < keys.columns; l += kLanes) {
       Vec down{};
       for (int64_t j = 0; j < queries.columns; ++j)
@@ -300,7 +300,7 @@ class Backward {
         int64_t i = queries.row + r, k = keys.row + t, pair = r * keys.rows + t;
         if (i == k) continue;
         double sign = k > i ? 1.0 : -1.0;
-        double *of_query = sums.beta + i * problem_.width, *of_key = sums.beta + k * problem_.width;
+        double *of_query = sums.beta + i * params_.width, *of_key = sums.beta + k * params_.width;
         auto add = [&](int64_t column, float gradient) {
           of_query[column] -= sign * gradient;
           of_key[column] += sign * gradient;
@@ -316,25 +316,25 @@ class Backward {
 
   // Adds up the chunks for one row of the grid, in order, and writes its gradients.
   void finish_row(int64_t i, int64_t chunks) {
-    int64_t first_token = i * problem_.width;
+    int64_t first_token = i * params_.width;
     ChunkSums sums = chunk_sums(0);
     for (int64_t chunk = 1; chunk < chunks; ++chunk) {
       ChunkSums more = chunk_sums(chunk);
-      add(sums.grad_k, more.grad_k, first_token * padded(problem_.d), problem_.width * padded(problem_.d));
-      add(sums.grad_v, more.grad_v, first_token * padded(problem_.dv), problem_.width * padded(problem_.dv));
-      add(sums.alpha, more.alpha, first_token, problem_.width);
-      add(sums.beta, more.beta, first_token, problem_.width);
+      add(sums.grad_k, more.grad_k, first_token * padded(params_.d), params_.width * padded(params_.d));
+      add(sums.grad_v, more.grad_v, first_token * padded(params_.dv), params_.width * padded(params_.dv));
+      add(sums.alpha, more.alpha, first_token, params_.width);
+      add(sums.beta, more.beta, first_token, params_.width);
     }
-    write_row(i, sums.grad_k, problem_.d, problem_.scale, gradients_.k);
-    write_row(i, sums.grad_v, problem_.dv, 1.0f, gradients_.v);
-    log_decay_gradient(sums.alpha + first_token, 1, head_.at(problem_.log_alpha, i, 0), problem_.log_alpha.stride[3],
-                       problem_.width, gradients_.log_alpha.at(head_.batch, head_.head, i, 0),
+    write_row(i, sums.grad_k, params_.d, params_.scale, gradients_.k);
+    write_row(i, sums.grad_v, params_.dv, 1.0f, gradients_.v);
+    log_decay_gradient(sums.alpha + first_token, 1, head_.at(params_.log_alpha, i, 0), params_.log_alpha.stride[3],
+                       params_.width, gradients_.log_alpha.at(head_.batch, head_.head, i, 0),
                        gradients_.log_alpha.stride[3]);
   }
 
   void finish_column(int64_t j) {
-    log_decay_gradient(chunk_sums(0).beta + j, problem_.width, head_.at(problem_.log_beta, 0, j),
-                       problem_.log_beta.stride[2], problem_.height,
+    log_decay_gradient(chunk_sums(0).beta + j, params_.width, head_.at(params_.log_beta, 0, j),
+                       params_.log_beta.stride[2], params_.height,
                        gradients_.log_beta.at(head_.batch, head_.head, 0, j), gradients_.log_beta.stride[2]);
   }
 
@@ -344,14 +344,14 @@ class Backward {
   }
 
   void write_row(int64_t i, const float* from, int64_t channels, float scale, const View& view) {
-    for (int64_t j = 0; j < problem_.width; ++j) {
+    for (int64_t j = 0; j < params_.width; ++j) {
       float* to = view.at(head_.batch, head_.head, i, j);
-      const float* token = from + (i * problem_.width + j) * padded(channels);
+      const float* token = from + (i * params_.width + j) * padded(channels);
       for (int64_t c = 0; c < channels; ++c) to[c] = scale * token[c];
     }
   }
 
-  const Problem& problem_;
+  const AttentionParams& params_;
   const Gradients& gradients_;
   const Saved& saved_;
   Head head_;
@@ -361,14 +361,14 @@ class Backward {
   const bool two_;  // softmaxes
   GridPotentials potentials_;
   Arena chunk_memory_;
-  OwnScratch<kLogit> own_;
+  ThreadScratch<kLogit> own_;
 };
 
 }  // namespace
 
-PPMA_EXPORT int ppma_attention_backward(const Problem* problem, const Gradients* gradients, const View* out,
+PPMA_EXPORT int ppma_polyline_attention_backward(const AttentionParams* params, const Gradients* gradients, const View* out,
                                         const float* stats, const float* first) {
   Saved saved{*out, stats, first};
-  return problem->logit ? Backward<true>::run(*problem, *gradients, saved)
-                        : Backward<false>::run(*problem, *gradients, saved);
+  return params->logit ? Backward<true>::run(*params, *gradients, saved)
+                        : Backward<false>::run(*params, *gradients, saved);
 }

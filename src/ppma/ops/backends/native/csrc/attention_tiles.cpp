@@ -4,14 +4,14 @@
 namespace ppma {
 
 void GridPotentials::fill(Team team) {
-  const Problem& problem = head_.problem;
-  Base base = problem.logit ? Base::kE : Base::kTwo;
-  team.share(problem.height + 1, [&](int64_t i) {
-    if (i < problem.height) {
-      Potentials::fill(of_row(i), head_.at(problem.log_alpha, i, 0), problem.log_alpha.stride[3], problem.width, base);
+  const AttentionParams& params = head_.params;
+  Base base = params.logit ? Base::kE : Base::kTwo;
+  team.share(params.height + 1, [&](int64_t i) {
+    if (i < params.height) {
+      Potentials::fill(of_row(i), head_.at(params.log_alpha, i, 0), params.log_alpha.stride[3], params.width, base);
     } else {
-      ColumnPotentials::fill(of_row(i), head_.at(problem.log_beta, 0, 0), problem.log_beta.stride[2],
-                             problem.log_beta.stride[3], problem.height, problem.width, base);
+      ColumnPotentials::fill(of_row(i), head_.at(params.log_beta, 0, 0), params.log_beta.stride[2],
+                             params.log_beta.stride[3], params.height, params.width, base);
     }
   });
   team.barrier();
@@ -19,12 +19,12 @@ void GridPotentials::fill(Team team) {
 
 void score_tile(const Head& head, const float* queries, int64_t count, const Run& keys, float* keys_transposed,
                 float* scores) {
-  const Problem& problem = head.problem;
+  const AttentionParams& params = head.params;
   int64_t stride = score_stride(keys.tokens());
-  head.pack_transposed(problem.k, problem.d, keys, 1.0f, keys_transposed, stride);
+  head.pack_transposed(params.k, params.d, keys, 1.0f, keys_transposed, stride);
   // The scale comes after the product, and log2(e) nowhere: scores that float32 can hold keep their exact distances.
-  product(rows_of(queries, padded(problem.d)), {keys_transposed, stride}, count, padded(keys.tokens()), problem.d,
-          ScoreStore{scores, stride, problem.scale});
+  product(rows_of(queries, padded(params.d)), {keys_transposed, stride}, count, padded(keys.tokens()), params.d,
+          ScoreStore{scores, stride, params.scale});
 }
 
 }  // namespace ppma

@@ -1,4 +1,4 @@
-// Vanilla attention by tiles: a block of queries against a tile of keys, both runs of tokens in raster order, either
+// Full attention by tiles: a block of queries against a tile of keys, both runs of tokens in raster order, either
 // whole rows of the grid or a part of one row.
 //
 // For query row i and key row k, with the decay matrices A_i and A_k of these rows and ONE vector g of the decays
@@ -11,7 +11,7 @@
 
 #include "lines.h"
 #include "parallel.h"
-#include "problem.h"
+#include "params.h"
 #include "product.h"
 #include "simd.h"
 
@@ -57,15 +57,15 @@ class Runs {
 constexpr int64_t kQueryTokens = 100;
 constexpr int64_t kKeyTokens = 200;
 
-inline Runs query_runs(const Problem& problem) { return {problem.height, problem.width, kQueryTokens}; }
-inline Runs key_runs(const Problem& problem) { return {problem.height, problem.width, kKeyTokens}; }
+inline Runs query_runs(const AttentionParams& params) { return {params.height, params.width, kQueryTokens}; }
+inline Runs key_runs(const AttentionParams& params) { return {params.height, params.width, kKeyTokens}; }
 
 // Scores are stored without gaps between key rows. A row of them has room for a whole vector behind any key.
 inline int64_t score_stride(int64_t keys) { return padded(keys) + kLanes; }
 
-// One head of the problem.
+// One head.
 struct Head {
-  const Problem& problem;
+  const AttentionParams& params;
   int64_t batch, head;
 
   const float* at(const View& view, int64_t i, int64_t j) const { return view.at(batch, head, i, j); }
@@ -97,8 +97,8 @@ struct Head {
 // The potentials of all lines of a head.
 class GridPotentials {
  public:
-  static int64_t size(const Problem& problem) {
-    return problem.height * Potentials::size(problem.width) + ColumnPotentials::size(problem.height, problem.width);
+  static int64_t size(const AttentionParams& params) {
+    return params.height * Potentials::size(params.width) + ColumnPotentials::size(params.height, params.width);
   }
 
   GridPotentials(float* memory, const Head& head) : memory_(memory), head_(head) {}
@@ -106,13 +106,13 @@ class GridPotentials {
   // Done by the team together; all wait until it is done. To base e for "logit", else to base 2.
   void fill(Team team);
 
-  Potentials row(int64_t i) const { return {of_row(i), head_.problem.width}; }
+  Potentials row(int64_t i) const { return {of_row(i), head_.params.width}; }
   ColumnPotentials columns() const {
-    return {of_row(head_.problem.height), head_.problem.height, head_.problem.width};
+    return {of_row(head_.params.height), head_.params.height, head_.params.width};
   }
 
  private:
-  float* of_row(int64_t i) const { return memory_ + i * Potentials::size(head_.problem.width); }
+  float* of_row(int64_t i) const { return memory_ + i * Potentials::size(head_.params.width); }
 
   float* memory_;
   Head head_;

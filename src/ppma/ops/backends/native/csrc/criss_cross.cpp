@@ -2,7 +2,7 @@
 // columns (rows v); the maps of both are the same.
 #include "line_map.h"
 #include "parallel.h"
-#include "problem.h"
+#include "params.h"
 
 using namespace ppma;
 
@@ -13,16 +13,16 @@ namespace {
 constexpr int64_t kKeptFloats = 1 << 20;
 
 // The memory that one thread needs for a line.
-struct OwnScratch {
+struct ThreadScratch {
   float *map, *row_scale;  // n x n, n
   float* values;           // n x dv
   LineScratch line;
 
-  OwnScratch(Arena& arena, const Problem& problem, int64_t n)
+  ThreadScratch(Arena& arena, const AttentionParams& params, int64_t n)
       : map(arena.take(n * padded(n))),
         row_scale(arena.take(n)),
-        values(arena.take(n * padded(problem.dv))),
-        line(arena, n, problem.d) {}
+        values(arena.take(n * padded(params.dv))),
+        line(arena, n, params.d) {}
 };
 
 // The memory of one head, shared by the threads that work on it.
@@ -31,22 +31,22 @@ struct HeadScratch {
   bool keeps_maps;
   float *row_maps, *row_scales;
 
-  HeadScratch(Arena& arena, const Problem& problem)
-      : after_columns(arena.take(problem.tokens() * padded(problem.dv))),
-        after_rows(arena.take(problem.tokens() * padded(problem.dv))),
-        keeps_maps(problem.v2h && problem.h2v && problem.tokens() * padded(problem.width) <= kKeptFloats),
-        row_maps(arena.take(keeps_maps ? problem.tokens() * padded(problem.width) : 0)),
-        row_scales(arena.take(keeps_maps ? problem.tokens() : 0)) {}
+  HeadScratch(Arena& arena, const AttentionParams& params)
+      : after_columns(arena.take(params.tokens() * padded(params.dv))),
+        after_rows(arena.take(params.tokens() * padded(params.dv))),
+        keeps_maps(params.v2h && params.h2v && params.tokens() * padded(params.width) <= kKeptFloats),
+        row_maps(arena.take(keeps_maps ? params.tokens() * padded(params.width) : 0)),
+        row_scales(arena.take(keeps_maps ? params.tokens() : 0)) {}
 };
 
 template <bool kLogit>
-void forward(const Problem& problem, const View& out, int64_t task, Team team, float* head_memory, float* own_memory) {
+void forward(const AttentionParams& params, const View& out, int64_t task, Team team, float* head_memory, float* own_memory) {
   Arena head_arena(head_memory), own_arena(own_memory);
-  HeadScratch head(head_arena, problem);
-  OwnScratch own(own_arena, problem, problem.longest_line());
-  int64_t channels = padded(problem.dv);
+  HeadScratch head(head_arena, params);
+  ThreadScratch own(own_arena, params, params.longest_line());
+  int64_t channels = padded(params.dv);
   auto line_at = [&](bool row, int64_t index) {
-    return Line{problem, task / problem.heads, task % problem.heads, row, index};
+    return Line{params, task / params.heads, task % params.heads, row, index};
   };
 
   // Multiplies the map of a line with tokens that lie in padded rows.
@@ -57,47 +57,47 @@ void forward(const Problem& problem, const View& out, int64_t task, Team team, f
             ScaledStore{to.data, to.stride, columns, row_scale, weight, add});
   };
   auto packed_values = [&](const Line& line) {
-    Tokens v = line.of(problem.v);
-    pack_rows(v.data, v.stride, line.size(), problem.dv, own.values);
+    Tokens v = line.of(params.v);
+    pack_rows(v.data, v.stride, line.size(), params.dv, own.values);
     return Tokens{own.values, channels};
   };
-  auto row_map = [&](int64_t i) { return head.keeps_maps ? head.row_maps + i * problem.width * padded(problem.width) : own.map; };
-  auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * problem.width : own.row_scale; };
+  auto row_map = [&](int64_t i) { return head.keeps_maps ? head.row_maps + i * params.width * padded(params.width) : own.map; };
+  auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * params.width : own.row_scale; };
 
-  if (problem.h2v) {
-    team.share(problem.height, [&](int64_t i) {
+  if (params.h2v) {
+    team.share(params.height, [&](int64_t i) {
       Line row = line_at(true, i);
       line_map<kLogit>(row, own.line, row_map(i), row_scale(i));
       apply(row, row_map(i), row_scale(i), packed_values(row), row.of(head.after_rows, channels), channels, 1.0f, false);
     });
     team.barrier();
   }
-  team.share(problem.width, [&](int64_t j) {
+  team.share(params.width, [&](int64_t j) {
     Line column = line_at(false, j);
     line_map<kLogit>(column, own.line, own.map, own.row_scale);
-    if (problem.v2h)
+    if (params.v2h)
       apply(column, own.map, own.row_scale, packed_values(column), column.of(head.after_columns, channels), channels, 1.0f,
             false);
-    if (problem.h2v)
-      apply(column, own.map, own.row_scale, column.of(head.after_rows, channels), column.of(out), problem.dv,
-            problem.path_weight(), false);
+    if (params.h2v)
+      apply(column, own.map, own.row_scale, column.of(head.after_rows, channels), column.of(out), params.dv,
+            params.path_weight(), false);
   });
-  if (problem.v2h) {
+  if (params.v2h) {
     team.barrier();
-    team.share(problem.height, [&](int64_t i) {
+    team.share(params.height, [&](int64_t i) {
       Line row = line_at(true, i);
       if (!head.keeps_maps) line_map<kLogit>(row, own.line, own.map, own.row_scale);
-      apply(row, row_map(i), row_scale(i), row.of(head.after_columns, channels), row.of(out), problem.dv,
-            problem.path_weight(), problem.h2v);
+      apply(row, row_map(i), row_scale(i), row.of(head.after_columns, channels), row.of(out), params.dv,
+            params.path_weight(), params.h2v);
     });
   }
 }
 
 }  // namespace
 
-PPMA_EXPORT int ppma_criss_cross(const Problem* problem, const View* out) {
-  auto body = problem->logit ? forward<true> : forward<false>;
-  return for_tasks(problem->batch * problem->heads, problem->longest_line(), problem->threads, floats_of<HeadScratch>(*problem),
-                   floats_of<OwnScratch>(*problem, problem->longest_line()),
-                   [&](int64_t task, Team team, float* head, float* own) { body(*problem, *out, task, team, head, own); });
+PPMA_EXPORT int ppma_criss_cross_attention(const AttentionParams* params, const View* out) {
+  auto body = params->logit ? forward<true> : forward<false>;
+  return for_tasks(params->batch * params->heads, params->longest_line(), params->threads, floats_of<HeadScratch>(*params),
+                   floats_of<ThreadScratch>(*params, params->longest_line()),
+                   [&](int64_t task, Team team, float* head, float* own) { body(*params, *out, task, team, head, own); });
 }

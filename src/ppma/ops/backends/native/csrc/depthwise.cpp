@@ -273,7 +273,7 @@ Shape shape_of(const int64_t* sizes) { return {sizes[0], sizes[1], sizes[2], siz
 
 // x, base (may be null) and out are (batch, height, width, channels); weight is (channels, kernel, kernel), contiguous;
 // bias may be null; kernel is 3 or 5. With no base, act(x) is the base.
-PPMA_EXPORT int ppma_depthwise(const View* x, const float* weight, const float* bias, const View* base, const View* out,
+PPMA_EXPORT int ppma_depthwise_conv(const View* x, const float* weight, const float* bias, const View* base, const View* out,
                                const int64_t* sizes, int64_t kernel, int with_gelu, int threads) {
   return dispatch(kernel, with_gelu, [&](auto size, auto activation) {
     return forward<size.value, activation.value>(*x, weight, bias, base, *out, shape_of(sizes), threads);
@@ -281,7 +281,7 @@ PPMA_EXPORT int ppma_depthwise(const View* x, const float* weight, const float* 
 }
 
 // Gradients of x, weight and bias; that of a base is grad itself.
-PPMA_EXPORT int ppma_depthwise_backward(const View* grad, const View* x, const float* weight, int own_base,
+PPMA_EXPORT int ppma_depthwise_conv_backward(const View* grad, const View* x, const float* weight, int own_base,
                                         const View* grad_x, float* grad_weight, float* grad_bias, const int64_t* sizes,
                                         int64_t kernel, int with_gelu, int threads) {
   return dispatch(kernel, with_gelu, [&](auto size, auto activation) {

@@ -28,7 +28,7 @@ PPMA_EXPORT int ppma_exp2(const float* x, float* y, int64_t count) {
 
 // How many threads a parallel region really gets.
 PPMA_EXPORT int ppma_team_size(int threads, int32_t* size) {
-  together(threads, [&](Team team) {
+  parallel_region(threads, [&](Team team) {
     if (team.rank == 0) *size = team.size;
   });
   return 0;

@@ -5,7 +5,7 @@
 
 #include "lines.h"
 #include "parallel.h"
-#include "problem.h"
+#include "params.h"
 #include "product.h"
 #include "simd.h"
 
@@ -29,13 +29,13 @@ struct LineScratch {
 // product: scores that float32 can hold keep their exact distances, however large they are.
 template <bool kLogit>
 inline void line_scores(const Line& line, const LineScratch& scratch, float* scores) {
-  const Problem& problem = line.problem;
+  const AttentionParams& params = line.params;
   int64_t n = line.size(), width = padded(n);
-  Tokens q = line.of(problem.q), k = line.of(problem.k), log_decay = line.of(line.log_decay());
-  pack_rows(q.data, q.stride, n, problem.d, scratch.queries);
-  pack_columns(k.data, k.stride, n, problem.d, 1.0f, scratch.keys, width);
-  product(rows_of(scratch.queries, padded(problem.d)), {scratch.keys, width}, n, width, problem.d,
-          ScoreStore{scores, width, problem.scale});
+  Tokens q = line.of(params.q), k = line.of(params.k), log_decay = line.of(line.log_decay());
+  pack_rows(q.data, q.stride, n, params.d, scratch.queries);
+  pack_columns(k.data, k.stride, n, params.d, 1.0f, scratch.keys, width);
+  product(rows_of(scratch.queries, padded(params.d)), {scratch.keys, width}, n, width, params.d,
+          ScoreStore{scores, width, params.scale});
 
   Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n, kLogit ? Base::kE : Base::kTwo);
   Potentials potentials(scratch.potentials, n);

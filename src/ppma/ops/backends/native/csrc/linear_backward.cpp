@@ -1,7 +1,7 @@
 // Gradients of linear and decomposed attention: with x = K outer V and g = Q outer (gradient of the output), the gradients
 // of the scan of x give those of k, v and the decays, and its result, contracted with the gradient, that of q.
 #include "backward_job.h"
-#include "linear_problem.h"
+#include "linear_params.h"
 
 using namespace ppma;
 
@@ -74,44 +74,44 @@ struct Group {
   TargetSpace space;
 
   OuterPlane outer(const View& scalars, const View& vectors, int64_t member) const {
-    return {plane.channel(scalars, first + member), plane.vector(vectors, vector, plane.problem.dv)};
+    return {plane.channel(scalars, first + member), plane.vector(vectors, vector, plane.params.dv)};
   }
-  OuterPlane x(int64_t member) const { return outer(plane.problem.k, plane.problem.v, member); }
-  OuterPlane g(int64_t member) const { return outer(plane.problem.q, grads.out, member); }
+  OuterPlane x(int64_t member) const { return outer(plane.params.k, plane.params.v, member); }
+  OuterPlane g(int64_t member) const { return outer(plane.params.q, grads.out, member); }
   Target target(int64_t member) const {
     int64_t feature = first + member;
     return {plane.channel(grads.q, feature), plane.channel(grads.k, feature),
-            plane.vector(grads.v, vector, plane.problem.dv), space.spare, space.q_lanes, space.k_lanes, vector > 0,
+            plane.vector(grads.v, vector, plane.params.dv), space.spare, space.q_lanes, space.k_lanes, vector > 0,
             feature > 0};
   }
 };
 
 struct LinearGradientProblem {
-  const LinearProblem& problem;
+  const LinearParams& params;
   const LinearGradients& grads;
 
   using GroupSpace = TargetSpace;
 
-  int64_t planes() const { return problem.batch * problem.heads; }
-  int64_t height() const { return problem.height; }
-  int64_t width() const { return problem.width; }
-  int64_t sets() const { return (problem.dv + kLanes - 1) / kLanes; }
-  int64_t members() const { return problem.d; }
-  Edges edges(int64_t plane) const { return LinearPlane(problem, plane).edges(); }
+  int64_t planes() const { return params.batch * params.heads; }
+  int64_t height() const { return params.height; }
+  int64_t width() const { return params.width; }
+  int64_t sets() const { return (params.dv + kLanes - 1) / kLanes; }
+  int64_t members() const { return params.d; }
+  Edges edges(int64_t plane) const { return LinearPlane(params, plane).edges(); }
   EdgeGradients edge_gradients(int64_t plane) const {
-    int64_t offset = LinearPlane(problem, plane).offset();
+    int64_t offset = LinearPlane(params, plane).offset();
     return {grads.log_alpha + offset, grads.log_beta + offset};
   }
   Group group(int64_t plane, int64_t vector, int64_t first, int64_t members, const TargetSpace& space) const {
-    return {LinearPlane(problem, plane), grads, vector, first, members, space};
+    return {LinearPlane(params, plane), grads, vector, first, members, space};
   }
 };
 
 }  // namespace
 
-PPMA_EXPORT int ppma_linear_backward(const LinearProblem* problem, const LinearGradients* grads) {
-  LinearGradientProblem gradient_problem{*problem, *grads};
-  return with_mode<kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
-    return run_halves(BackwardJob<mode, LinearGradientProblem>{gradient_problem}, static_cast<int>(problem->threads));
+PPMA_EXPORT int ppma_linear_attention_backward(const LinearParams* params, const LinearGradients* grads) {
+  LinearGradientProblem gradient_problem{*params, *grads};
+  return with_mode<kV2H, kH2V, kBoth>(params->mode, [&](auto mode) {
+    return run_halves(BackwardJob<mode, LinearGradientProblem>{gradient_problem}, static_cast<int>(params->threads));
   });
 }

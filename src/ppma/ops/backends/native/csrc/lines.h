@@ -11,7 +11,7 @@
 
 namespace ppma {
 
-// As CUT_BELOW of ppma/ops/lines.py: such an edge is a cut (decay 0), counted and not summed.
+// As CUT_BELOW of ppma/ops/decay_matrix.py: such an edge is a cut (decay 0), counted and not summed.
 constexpr float kCutBelow = -1e4f;
 
 // The base of the logarithms: 2 where they become decays, e where they are added to scores.

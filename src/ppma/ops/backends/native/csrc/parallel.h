@@ -127,7 +127,7 @@ struct Team {
 
 // Runs body(team) once on each of `threads` threads.
 template <class Body>
-void together(int threads, Body body) {
+void parallel_region(int threads, Body body) {
 #if defined(_OPENMP)
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
@@ -152,7 +152,7 @@ int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, 
   float* common = in_turn ? Scratch::floats<1>(shared_floats) : nullptr;
   std::atomic<bool> failed{in_turn && !common};
   std::atomic<int64_t> next{0};
-  together(threads, [&](Team team) {
+  parallel_region(threads, [&](Team team) {
     float* own = Scratch::floats<0>(own_floats);
     float* shared = in_turn ? common : Scratch::floats<1>(shared_floats);
     if (!own || !shared) failed = true;

@@ -8,7 +8,7 @@ using namespace ppma;
 // x and out are (batch, tokens, groups * d) with unit stride in the last axis; cosine and sine are (tokens, d), equal for
 // both channels of a pair. y[2m] = x[2m] cos - x[2m+1] sin, y[2m+1] = x[2m+1] cos + x[2m] sin; `turn` is 1, or -1 to
 // turn back.
-PPMA_EXPORT int ppma_rotate(const View* x, const float* cosine, const float* sine, const View* out,
+PPMA_EXPORT int ppma_rotary(const View* x, const float* cosine, const float* sine, const View* out,
                             const int64_t* sizes, float turn, int threads) {
   int64_t batch = sizes[0], tokens = sizes[1], groups = sizes[2], d = sizes[3];
   constexpr int64_t kTokens = 64;  // of a task

@@ -23,11 +23,11 @@ struct ScanJob {
   int64_t units, tiles = 1;
   int64_t shared_floats, own_floats;
 
-  ScanJob(const ScanProblem& problem, const PlaneTensor& out) : geometry(problem), out(out) {
+  ScanJob(const ScanParams& params, const PlaneTensor& out) : geometry(params), out(out) {
     constexpr int64_t kVector = kLanes * sizeof(float);
     int64_t fitting = kStateBytes / (Scan::kStates * geometry.chunk * kVector);
     group = std::clamp<int64_t>(fitting, 1, kGroupBytes / kVector);
-    while (group > 1 && geometry.planes() * groups() < problem.threads) group /= 2;
+    while (group > 1 && geometry.planes() * groups() < params.threads) group /= 2;
     units = geometry.planes() * groups();
     shared_floats = 2 * half_floats();
     own_floats = floats_of<typename Scan::Space>(geometry.chunk);
@@ -60,13 +60,13 @@ struct ScanJob {
     Half half{lower, geometry.edges(plane)};
     Arena arena(own);
     typename Scan::Space space(arena, half.edges.width);
-    bool adds = geometry.problem.add || !inwards;
+    bool adds = geometry.params.add || !inwards;
     for (int64_t done = 0; done < half.rows(); ++done) {
       int64_t r = inwards ? done : half.rows() - 1 - done;
       int64_t i = half.row(r);
       int64_t next = half.row(inwards ? std::min(r + 1, half.rows() - 1) : std::max<int64_t>(r - 1, 0));
       for (int64_t vector = first; vector < last; ++vector) {
-        ChannelPlane from = geometry.channels(geometry.problem.x, plane, vector);
+        ChannelPlane from = geometry.channels(geometry.params.x, plane, vector);
         ChannelPlane to = geometry.channels(out, plane, vector);
         Row next_x = from.in_memory(next), next_y = to.in_memory(next), y = to.writable(i, space.out, adds);
         StateRow<Scan::kStates> row_states{states + (vector - first) * StateRow<Scan::kStates>::floats(half.edges.width)};
@@ -86,8 +86,8 @@ struct ScanJob {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_scan(const ScanProblem* problem, const PlaneTensor* out) {
-  return with_mode<kColumns, kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
-    return run_halves(ScanJob<mode>(*problem, *out), static_cast<int>(problem->threads));
+PPMA_EXPORT int ppma_polyline_scan(const ScanParams* params, const PlaneTensor* out) {
+  return with_mode<kColumns, kV2H, kH2V, kBoth>(params->mode, [&](auto mode) {
+    return run_halves(ScanJob<mode>(*params, *out), static_cast<int>(params->threads));
   });
 }

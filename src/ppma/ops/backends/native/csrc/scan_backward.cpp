@@ -35,10 +35,10 @@ struct Group {
   ChannelPlane vector(const PlaneTensor& tensor, int64_t member) const {
     return geometry.channels(tensor, plane, first + member);
   }
-  ChannelPlane x(int64_t member) const { return vector(geometry.problem.x, member); }
+  ChannelPlane x(int64_t member) const { return vector(geometry.params.x, member); }
   ChannelPlane g(int64_t member) const { return vector(grads.out, member); }
   GradientTarget target(int64_t member) const {
-    return {vector(grads.x, member), spare, geometry.problem.add != 0, {}};
+    return {vector(grads.x, member), spare, geometry.params.add != 0, {}};
   }
 };
 
@@ -68,9 +68,9 @@ struct ScanGradientProblem {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_scan_backward(const ScanProblem* problem, const ScanGradients* grads) {
-  ScanGradientProblem gradient_problem{Geometry(*problem), *grads};
-  return with_mode<kColumns, kV2H, kH2V, kBoth>(problem->mode, [&](auto mode) {
-    return run_halves(BackwardJob<mode, ScanGradientProblem>{gradient_problem}, static_cast<int>(problem->threads));
+PPMA_EXPORT int ppma_polyline_scan_backward(const ScanParams* params, const ScanGradients* grads) {
+  ScanGradientProblem gradient_problem{Geometry(*params), *grads};
+  return with_mode<kColumns, kV2H, kH2V, kBoth>(params->mode, [&](auto mode) {
+    return run_halves(BackwardJob<mode, ScanGradientProblem>{gradient_problem}, static_cast<int>(params->threads));
   });
 }

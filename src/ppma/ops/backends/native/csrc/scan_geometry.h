@@ -12,8 +12,8 @@ struct PlaneTensor {
   const int64_t* strides;
 };
 
-// Mirrors `ScanProblem` of scan.py.
-struct ScanProblem {
+// Mirrors `ScanParams` of scan.py.
+struct ScanParams {
   int64_t mode;  // ppma::Mode
   int64_t batch_axes;
   const int64_t* sizes;     // batch..., H, W, C
@@ -26,23 +26,23 @@ struct ScanProblem {
 namespace ppma {
 
 struct Geometry {
-  const ScanProblem& problem;
+  const ScanParams& params;
   int64_t chunk;  // a plane that is scanned by columns alone is cut into pieces of so many columns
 
-  explicit Geometry(const ScanProblem& problem) : problem(problem), chunk(width()) {
+  explicit Geometry(const ScanParams& params) : params(params), chunk(width()) {
     // So that x and y of a piece stay in cache from the walk inwards to the walk outwards.
     constexpr int64_t kPieceFloats = 1 << 16;
-    if (problem.mode == kColumns) chunk = std::clamp<int64_t>(kPieceFloats / (height() * kLanes), 1, width());
+    if (params.mode == kColumns) chunk = std::clamp<int64_t>(kPieceFloats / (height() * kLanes), 1, width());
   }
 
-  int64_t height() const { return problem.sizes[problem.batch_axes]; }
-  int64_t width() const { return problem.sizes[problem.batch_axes + 1]; }
-  int64_t channels() const { return problem.sizes[problem.batch_axes + 2]; }
+  int64_t height() const { return params.sizes[params.batch_axes]; }
+  int64_t width() const { return params.sizes[params.batch_axes + 1]; }
+  int64_t channels() const { return params.sizes[params.batch_axes + 2]; }
   int64_t vectors() const { return (channels() + kLanes - 1) / kLanes; }
   int64_t chunks() const { return (width() + chunk - 1) / chunk; }
   int64_t planes() const {
     int64_t count = chunks();
-    for (int64_t axis = 0; axis < problem.batch_axes; ++axis) count *= problem.sizes[axis];
+    for (int64_t axis = 0; axis < params.batch_axes; ++axis) count *= params.sizes[axis];
     return count;
   }
 
@@ -53,20 +53,20 @@ struct Geometry {
   float* at(const PlaneTensor& tensor, int64_t plane, int64_t column_stride) const {
     float* data = tensor.data + first_column(plane) * column_stride;
     int64_t index = plane / chunks();
-    for (int64_t axis = problem.batch_axes - 1; axis >= 0; --axis) {
-      data += index % problem.sizes[axis] * tensor.strides[axis];
-      index /= problem.sizes[axis];
+    for (int64_t axis = params.batch_axes - 1; axis >= 0; --axis) {
+      data += index % params.sizes[axis] * tensor.strides[axis];
+      index /= params.sizes[axis];
     }
     return data;
   }
 
   Edges edges(int64_t plane) const {
-    return {at(problem.alpha, plane, 1), at(problem.beta, plane, 1), problem.beta.strides[problem.batch_axes], height(),
+    return {at(params.alpha, plane, 1), at(params.beta, plane, 1), params.beta.strides[params.batch_axes], height(),
             columns(plane)};
   }
 
   ChannelPlane channels(const PlaneTensor& tensor, int64_t plane, int64_t vector) const {
-    const int64_t* strides = tensor.strides + problem.batch_axes;
+    const int64_t* strides = tensor.strides + params.batch_axes;
     int64_t first = vector * kLanes;
     return {at(tensor, plane, strides[1]) + first * strides[2], strides[0], strides[1], strides[2],
             std::min<int64_t>(kLanes, channels() - first), columns(plane)};

@@ -1,0 +1,32 @@
+"""What the GPU kernels take on GPUs not at hand: compiled ahead of time, nothing runs."""
+
+import sys
+
+import torch
+
+from ppma.bench.report import Report, Value
+from ppma.ops.backends.triton import report as kernels
+
+
+def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Report, bool]:
+    """Registers, shared memory and spills of every kernel, and whether any spills; `dtype` is its name in torch."""
+    report = Report(
+        f"Kernels for heads of {channels} channels, {dtype}: "
+        "registers of a thread / shared memory / spilled bytes of a thread",
+        ["operator", "kernel", *targets, "bytes/token", "FLOP/token"],
+        notes=["Compiled ahead of time, nothing was run. Bytes and FLOPs are for a token of a head."],
+    )
+    spilled = False
+    for row in kernels.rows(targets, channels, getattr(torch, dtype)):
+        print(f"\r{row.operator}: {row.kernel}".ljust(78)[:78], end="", file=sys.stderr, flush=True)
+        taken: list[Value] = []
+        for target in targets:
+            found = row.resources[target]
+            spilled |= found.spilled > 0
+            taken.append(f"{found.registers} / {found.shared / 1024:.1f} KB / {found.spilled}")
+        work = row.work
+        report.rows.append(
+            [row.operator, row.kernel, *taken, round(work.bytes / row.tokens), round(work.matrix / row.tokens)]
+        )
+    print("\r".ljust(79) + "\r", end="", file=sys.stderr, flush=True)
+    return report, spilled

@@ -1,0 +1,236 @@
+"""Batches as a pure function of (seed, step), whatever the number of processes and loader workers.
+
+A run is one stream of global batches. The order of an epoch follows from (seed, epoch), a sample's augmentation from
+(seed, epoch, position), so the position in the stream is the step alone and a run can go on at any step. Process r of n
+takes every n-th sample of a global micro-batch, so that repeated copies of a sample meet different processes.
+"""
+
+import contextlib
+import random
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ppma.data.errors import BrokenSampleError
+from ppma.engine.distributed import World
+from ppma.engine.errors import LoaderDiedError, TooManyBrokenError
+
+REPLACEMENTS = 20  # how often another sample is tried in place of a broken one
+
+
+class Key(NamedTuple):
+    """One sample in the stream."""
+
+    epoch: int
+    position: int
+    sample: int
+
+
+class Batch(NamedTuple):
+    """One micro-batch; data is None where every sample was broken."""
+
+    data: Any
+    size: int
+    broken: list[str]
+    keys: list[Key]
+
+
+class _Read(NamedTuple):
+    key: Key
+    sample: Any
+    broken: list[str]
+
+
+@contextlib.contextmanager
+def seeded(*entropy: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's CPU generators from these numbers, and leave them afterwards as they were."""
+    kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.default_generator.set_state(kept[2])
+
+
+def epoch_order(samples: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
+    """The indices of one epoch: shuffled, each `repeats` times in a row, cut to the number of samples."""
+    generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]))
+    order = torch.randperm(samples, generator=generator)
+    return order.repeat_interleave(repeats)[:samples].tolist()
+
+
+class StepSampler(Sampler[list[Key]]):
+    """The keys of this process's micro-batches from one step to another."""
+
+    def __init__(
+        self, samples: int, *, seed: int, batch_size: int, accumulate: int, repeats: int, world: World, steps: range
+    ) -> None:
+        self.samples, self.seed, self.repeats = samples, seed, repeats
+        self.batch_size, self.accumulate = batch_size, accumulate
+        self.world, self.steps = world, steps
+        self.per_epoch = samples // batch_size
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        current, order = -1, []
+        for step in self.steps:
+            epoch, first = step // self.per_epoch, step % self.per_epoch * self.batch_size
+            if epoch != current:
+                current, order = epoch, epoch_order(self.samples, self.seed, epoch, self.repeats)
+            size = self.batch_size // self.accumulate  # of a micro-batch over all processes
+            for begin in range(first, first + self.batch_size, size):
+                mine = range(begin + self.world.rank, begin + size, self.world.size)
+                yield [Key(epoch, position, order[position]) for position in mine]
+
+    def __len__(self) -> int:
+        return len(self.steps) * self.accumulate
+
+
+class SeededSamples(Dataset):
+    """Samples by key. A broken one is replaced in training by another drawn from the same seed, else left out."""
+
+    def __init__(self, dataset: Dataset, seed: int, *, replace: bool) -> None:
+        self.dataset, self.seed, self.replace = dataset, seed, replace
+
+    def __getitem__(self, key: Key) -> _Read:
+        broken: list[str] = []
+        index = key.sample
+        with seeded(self.seed, key.epoch, key.position):
+            for _ in range(REPLACEMENTS if self.replace else 1):
+                try:
+                    return _Read(key, self.dataset[index], broken)
+                except BrokenSampleError as error:
+                    broken.append(str(error))
+                    index = random.randrange(len(self.dataset))  # type: ignore[arg-type]
+        return _Read(key, None, broken)
+
+
+class _Collate:
+    """Makes a `Batch` of what `SeededSamples` read, with the task's own collate function."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, reads: Sequence[_Read]) -> Batch:
+        good = [read for read in reads if read.sample is not None]
+        data = self.collate([read.sample for read in good]) if good else None
+        broken = [message for read in reads for message in read.broken]
+        return Batch(data, len(good), broken, [read.key for read in good])
+
+
+def _leave_signals_to_the_main_process(worker: int) -> None:
+    """Ctrl-C and SIGTERM often go to all processes; the loop needs its workers until it has saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def name_dead_workers() -> Iterator[None]:
+    """Turn PyTorch's error about a killed loader process, which can arrive anywhere in the loop, into a line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        said = str(error).splitlines()[0].removeprefix("DataLoader worker ").rstrip(". ")
+        raise LoaderDiedError(
+            f"expected the loader processes to live, one did not: {said}. Most often memory, or shared memory, ran "
+            "out: try fewer workers or a smaller batch_size"
+        ) from None
+
+
+def _read(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> Generator[Batch, None, None]:
+    loader = DataLoader(
+        dataset,
+        num_workers=workers,
+        pin_memory=world.device.type == "cuda",
+        worker_init_fn=_leave_signals_to_the_main_process,
+        generator=torch.Generator().manual_seed(0),  # its own: making an iterator must not move the global one
+        **kwargs,
+    )
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        # Workers that ignore SIGTERM must be told to leave; at exit Python would only terminate them, and wait.
+        if workers:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def train_batches(
+    dataset: Dataset,
+    collate: Callable[[list[Any]], Any],
+    *,
+    seed: int,
+    batch_size: int,
+    accumulate: int,
+    repeats: int,
+    workers: int,
+    world: World,
+    steps: range,
+) -> Generator[Batch, None, None]:
+    """The micro-batches of these steps for this process, `accumulate` for each."""
+    sampler = StepSampler(
+        len(dataset),  # type: ignore[arg-type]
+        seed=seed,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        repeats=repeats,
+        world=world,
+        steps=steps,
+    )
+    samples = SeededSamples(dataset, seed, replace=True)
+    size = batch_size // accumulate // world.size
+    read = _read(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
+    with contextlib.closing(read) as batches:
+        for batch in batches:
+            if batch.size < size:
+                raise TooManyBrokenError(f"{REPLACEMENTS} broken samples in a row, the last: {batch.broken[-1]}")
+            yield batch
+
+
+def eval_batches(
+    dataset: Dataset, collate: Callable[[list[Any]], Any], *, batch_size: int, workers: int, world: World
+) -> Generator[Batch, None, None]:
+    """Every sample once over all processes, in order, unpadded; `batch_size` is for one process."""
+    keys = [Key(0, index, index) for index in range(world.rank, len(dataset), world.size)]  # type: ignore[arg-type]
+    batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+    samples = SeededSamples(dataset, 0, replace=False)
+    return _read(samples, workers, world, batch_sampler=batches, collate_fn=_Collate(collate))
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors, nested in tuples, lists and dictionaries, on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(item, device) for item in value)
+    return value
+
+
+def seed_process(seed: int, rank: int = 0, *, deterministic: bool = False) -> None:
+    """Seed Python, NumPy and torch; processes of one run differ by their rank.
+
+    Args:
+        seed: of the run.
+        rank: of the process.
+        deterministic: choose deterministic GPU kernels too, where there are any.
+    """
+    mixed = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+    if deterministic:
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,0 +1,1 @@
+"""How things are measured: time in turns, peak memory, multiplications."""

@@ -1,0 +1,33 @@
+"""The layouts of MMSegmentation and MMDetection, in which the authors' models of these tasks are."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+SEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # marks MMSegmentation's models
+SEGMENTATION_HEADS = ("decode_head.", "auxiliary_head.")
+_DETECTION_HEADS = ("rpn_head.", "roi_head.", "bbox_head.", "mask_head.")  # mark MMDetection's
+# MMSegmentation's names as patterns, ours as replacements.
+_RENAMED = ((r"\.bn\.", ".batch_norm."), (r"head\.conv_seg\.", "head.classifier.1."))
+
+
+def task_in(contents: Any) -> str | None:
+    """The task of a file: "segmentation" for MMSegmentation's, "detection" for MMDetection's, None for others."""
+    state = contents.get("state_dict") if isinstance(contents, Mapping) else None
+    names = [name for name in state if isinstance(name, str)] if isinstance(state, Mapping) else []
+    if SEGMENTATION_CLASSIFIER in names:
+        return "segmentation"
+    return "detection" if any(name.startswith(_DETECTION_HEADS) for name in names) else None
+
+
+def convert_segmentation_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of both heads in our names."""
+    converted = {}
+    for name, tensor in state.items():
+        if isinstance(name, str) and name.startswith(SEGMENTATION_HEADS):
+            for pattern, ours in _RENAMED:
+                name = re.sub(pattern, ours, name)
+            converted[name] = tensor
+    return converted

@@ -1,0 +1,61 @@
+// The arguments that the softmax attentions have in common.
+#pragma once
+
+#include <cstdint>
+
+#include "view.h"
+
+namespace ppma {
+
+// Mirrors `AttentionParams` of params.py.
+struct AttentionParams {
+  View q, k, v;              // (batch, heads, height, width, d or dv)
+  View log_alpha, log_beta;  // (batch, heads, height, width)
+  int64_t batch, heads, height, width, d, dv;
+  float scale;
+  int32_t logit;     // softmax(s + log mask), paths averaged; else softmax(s) * mask, paths summed
+  int32_t v2h, h2v;  // which paths
+  int32_t threads;
+
+  int64_t tokens() const { return height * width; }
+  int64_t longest_line() const { return height > width ? height : width; }
+
+  // What each path counts in the output.
+  float path_weight() const { return logit && v2h && h2v ? 0.5f : 1.0f; }
+};
+
+// Mirrors `Gradients` of params.py: the gradient of the output, and those of the inputs, which are written.
+struct Gradients {
+  View out;
+  View q, k, v;
+  View log_alpha, log_beta;
+};
+
+// Channels of neighbouring tokens of a line, `stride` floats apart.
+struct Tokens {
+  float* data;
+  int64_t stride;
+};
+
+// A row or a column of one head's grid.
+struct Line {
+  const AttentionParams& params;
+  int64_t batch, head;
+  bool row;
+  int64_t index;
+
+  int64_t size() const { return row ? params.width : params.height; }
+  const View& log_decay() const { return row ? params.log_alpha : params.log_beta; }
+
+  Tokens of(const View& view) const {
+    return {view.at(batch, head, row ? index : 0, row ? 0 : index), view.stride[row ? 3 : 2]};
+  }
+
+  // Of a head's grid in scratch memory, `channels` floats a token.
+  Tokens of(float* grid, int64_t channels) const {
+    int64_t along_row = channels, along_column = params.width * channels;
+    return {grid + index * (row ? along_column : along_row), row ? along_row : along_column};
+  }
+};
+
+}  // namespace ppma

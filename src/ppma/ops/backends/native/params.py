@@ -1,0 +1,74 @@
+"""The arguments of the softmax attentions as the kernels see them: csrc/params.h."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ppma.ops.backends.native import library
+from ppma.ops.backends.native.library import View
+from ppma.ops.layout import heads_last_empty
+from ppma.ops.options import AttentionOptions
+
+
+class AttentionParams(ctypes.Structure):
+    """`struct AttentionParams`. Keeps its tensors alive."""
+
+    _fields_ = (
+        *((name, View) for name in ("q", "k", "v", "log_alpha", "log_beta")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "height", "width", "d", "dv")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("logit", "v2h", "h2v", "threads")),
+    )
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        options: AttentionOptions,
+    ) -> None:
+        """Shapes as in `ppma.ops.layout`; channels that do not lie side by side are copied, and nothing else."""
+        tokens, values = q.shape[:-1], (*q.shape[:-1], v.shape[-1])
+        library.require_tokens((*q.shape[2:], v.shape[-1]))
+        self.tensors = (*map(unit_stride, (q, k, v)), log_alpha.float(), log_beta.float())
+        super().__init__(
+            *map(View.of, self.tensors, (q.shape, q.shape, values, tokens, tokens)),
+            *q.shape,
+            v.shape[-1],
+            options.scale,
+            options.combine == "logit",
+            options.paths != "h2v",
+            options.paths != "v2h",
+            library.threads(),
+        )
+
+
+class Gradients(ctypes.Structure):
+    """`struct Gradients`: the gradient of the output, and new tensors for those of the inputs."""
+
+    _fields_ = tuple((name, View) for name in ("out", "q", "k", "v", "log_alpha", "log_beta"))
+
+    def __init__(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Shapes as in `ppma.ops.layout`."""
+        self.grad = unit_stride(grad)
+        self.of_q, self.of_k, self.of_v = (heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
+        # Two storages: an operator must not return views of one.
+        tokens = q.shape[:-1]
+        self.of_log_alpha, self.of_log_beta = (
+            torch.empty(tokens, dtype=torch.float32, device=q.device) for _ in range(2)
+        )
+        results = (self.of_q, self.of_k, self.of_v, self.of_log_alpha, self.of_log_beta)
+        shapes = (v.shape, q.shape, k.shape, v.shape, tokens, tokens)
+        super().__init__(*map(View.of, (self.grad, *results), shapes))
+
+    def results(self, log_alpha: torch.dtype, log_beta: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of q, k, v, log_alpha and log_beta, the last two in these dtypes."""
+        return self.of_q, self.of_k, self.of_v, self.of_log_alpha.to(log_alpha), self.of_log_beta.to(log_beta)
+
+
+def unit_stride(tensor: Tensor) -> Tensor:
+    """The tensor itself if its last axis has stride 1."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -1,0 +1,30 @@
+"""The parts of a block around the attention, of PyTorch's own operations."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ppma.ops.layout import compute_dtype
+
+
+def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
+    """`residual + conv(act(x)) + bias`; see `ppma.ops.depthwise.depthwise_conv`."""
+    values = F.gelu(x) if gelu else x
+    out = F.conv2d(values.permute(0, 3, 1, 2), weight, bias, padding=weight.shape[-1] // 2, groups=weight.shape[0])
+    return out.permute(0, 2, 3, 1) + (values if residual is None else residual)
+
+
+def rotary_split(
+    packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, k (rotated) and v; see `ppma.ops.rotary.rotary_split`."""
+    qkv = packed.unflatten(-1, (3, heads, -1))
+    q, k = rotate(qkv[:, :, :2], cos[:, None, None], sin[:, None, None]).unbind(2)
+    return q, k, qkv[:, :, 2]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the channel pairs of x (..., d); computed in float32 or float64, returned in the dtype of x."""
+    even, odd = x.to(compute_dtype(x.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
+    rotated = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return rotated.flatten(-2).to(x.dtype)

@@ -1,0 +1,31 @@
+"""The local part of a block: a depthwise convolution of channel-last tokens, and the sum that it is part of."""
+
+from torch import Tensor
+
+from ppma.ops import backends
+from ppma.ops.options import BackendName
+
+
+def depthwise_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    *,
+    gelu: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """`residual + conv(act(x)) + bias`, with a convolution that keeps the size.
+
+    Args:
+        x: (B, H, W, C).
+        weight: (C, 1, k, k) with k odd.
+        bias: (C,) or None.
+        residual: (B, H, W, C), or None for act(x) itself.
+        gelu: act is GELU instead of the identity.
+        backend: selects the implementation; "native" has kernels for 3x3 and 5x5.
+
+    Returns:
+        (B, H, W, C).
+    """
+    return backends.compose(backend, "depthwise_conv", x, weight, bias, residual, gelu)

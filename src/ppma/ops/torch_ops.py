@@ -1,0 +1,358 @@
+"""The operators as PyTorch sees them: `torch.ops.ppma.*` with fake kernels, gradients and vmap rules.
+
+Each calls the backend that `backends.call` picks when it runs, so a compiled or exported graph carries the
+backend's name and not its code. Shapes are the canonical ones of `ppma.ops.layout`.
+
+Eager code reaches the operators through `torch.autograd.Function`, which is what every transform of `torch.func`
+understands; captured graphs hold the operators themselves, whose gradient is registered with PyTorch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from ppma.ops import dense
+from ppma.ops.backends import call, excluded, excluding
+from ppma.ops.layout import compute_dtype, heads_last, heads_last_empty
+from ppma.ops.options import AttentionOptions
+
+_SOFTMAX_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str combine, str paths, float scale, str backend"
+)
+_LINEAR_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str paths, str backend"
+_FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+
+# What the operators take and return is said in `ppma.ops.backends.contract.Backend`; here the options are spelled out.
+_SCHEMAS = {
+    "polyline_scan": "(Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor",
+    "polyline_scan_backward": "(Tensor grad, Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor[]",
+    "polyline_attention": f"({_SOFTMAX_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    "polyline_attention_backward": "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, "
+    f"Tensor out, Tensor stats, Tensor first, str combine, str paths, float scale, str backend) -> {_FIVE}",
+    "criss_cross_attention": f"({_SOFTMAX_ARGUMENTS}) -> Tensor",
+    "criss_cross_attention_backward": f"(Tensor grad, {_SOFTMAX_ARGUMENTS}) -> {_FIVE}",
+    "linear_attention": f"({_LINEAR_ARGUMENTS}) -> Tensor",
+    "linear_attention_backward": f"(Tensor grad, {_LINEAR_ARGUMENTS}) -> {_FIVE}",
+}
+
+
+def _packed(operator: str, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a schema as the backends take them: the options of a softmax attention are one."""
+    if not operator.startswith(("polyline_attention", "criss_cross_attention")):
+        return arguments
+    *tensors, combine, paths, scale = arguments
+    return *tensors, AttentionOptions(combine, paths, scale)
+
+
+def _kernel(operator: str) -> Callable[..., Any]:
+    def kernel(*arguments: Any) -> Any:
+        *plain, backend = arguments
+        inputs = _packed(operator, plain)
+        if torch.is_autocast_enabled(inputs[0].device.type):
+            # Autocast ends here: what is computed in float32 inside must stay float32.
+            with torch.autocast(inputs[0].device.type, enabled=False):
+                return call(backend, operator, *inputs)
+        return call(backend, operator, *inputs)
+
+    return kernel
+
+
+for _name, _schema in _SCHEMAS.items():
+    torch.library.define(f"ppma::{_name}", _schema)
+    torch.library.impl(f"ppma::{_name}", "default", _kernel(_name))
+
+
+def _contiguous_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+@torch.library.register_fake("ppma::polyline_scan")
+def _(x, log_decays, paths, backend):  # type: ignore[no-untyped-def]
+    return _contiguous_like(x)
+
+
+@torch.library.register_fake("ppma::polyline_scan_backward")
+def _(grad, x, log_decays, paths, backend):  # type: ignore[no-untyped-def]
+    return [_contiguous_like(tensor) for tensor in (x, *log_decays)]
+
+
+@torch.library.register_fake("ppma::polyline_attention")
+def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend):  # type: ignore[no-untyped-def]
+    softmaxes = AttentionOptions(combine, paths, scale).softmaxes
+    dtype = compute_dtype(q.dtype)
+    return (
+        heads_last_empty(v, v.shape[-1]),
+        torch.empty((2 * softmaxes, *q.shape[:-1]), dtype=dtype, device=q.device),
+        torch.empty((softmaxes - 1, *v.shape), dtype=dtype, device=q.device),
+    )
+
+
+def _fake_output(q, k, v, *_):  # type: ignore[no-untyped-def]
+    return heads_last_empty(v, v.shape[-1])
+
+
+def _fake_gradients(grad, q, k, v, log_alpha, log_beta, *_):  # type: ignore[no-untyped-def]
+    return (
+        *(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v)),
+        _contiguous_like(log_alpha),
+        _contiguous_like(log_beta),
+    )
+
+
+for _name in ("criss_cross_attention", "linear_attention"):
+    torch.library.register_fake(f"ppma::{_name}", _fake_output)
+for _name in ("polyline_attention_backward", "criss_cross_attention_backward", "linear_attention_backward"):
+    torch.library.register_fake(f"ppma::{_name}", _fake_gradients)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator with its options: what `_Operator` and `_Gradient` need to know beside the tensors.
+
+    Deliberately no tuple: `torch.func` would take that apart.
+    """
+
+    operator: str
+    options: tuple[Any, ...]
+    excluded: frozenset[str] = field(default_factory=excluded)  # the backward pass may run on another thread
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors), *self.options)
+        return result if isinstance(result, tuple) else (result,)
+
+    def backward(self, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
+        operator = getattr(torch.ops.ppma, f"{self.operator}_backward")
+        with excluding(*self.excluded):
+            return tuple(operator(grad, *self._arguments(saved), *self.options))
+
+    def dense(self, *tensors: Tensor) -> Tensor:
+        """The same function of plain tensor operations, which can be differentiated further."""
+        arguments = _packed(self.operator, [*self._arguments(tensors), *self.options[:-1]])
+        result = getattr(dense, self.operator)(*arguments)
+        out = result[0] if isinstance(result, tuple) else result
+        return out.contiguous() if self.operator == "polyline_scan" else heads_last(out)
+
+    def _arguments(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
+        return [tensors[0], list(tensors[1:])] if self.operator == "polyline_scan" else tensors
+
+
+def _batch_axis(operator: str, position: int) -> int:
+    """The batch axis of output `position` of an operator: it is the second of `stats` and `first`."""
+    return 1 if operator == "polyline_attention" and position > 0 else 0
+
+
+def _saved_batch_axis(operator: str, position: int) -> int:
+    """The same of input `position` of a backward operator: gradient, q, k, v, decays, output, `stats`, `first`."""
+    return 1 if operator == "polyline_attention" and position > 6 else 0
+
+
+def _mapped(
+    run: Callable[..., tuple[Tensor, ...]],
+    size: int,
+    tensors: Sequence[Tensor],
+    dims: Sequence[int | None],
+    input_axis: Callable[[int], int],
+    output_axis: Callable[[int], int],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Merge the mapped axis of every tensor into its batch axis, run, and take it out again."""
+    folded = []
+    for position, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
+        axis = input_axis(position)
+        tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        folded.append(tensor.movedim(0, axis).flatten(axis, axis + 1))
+    outputs = run(*folded)
+    axes = tuple(output_axis(position) for position in range(len(outputs)))
+    return tuple(
+        out.unflatten(axis, (size, out.shape[axis] // size)) for out, axis in zip(outputs, axes, strict=True)
+    ), axes
+
+
+# Its declared type has a third result, which there is only with has_aux=True.
+_vjp = cast(Callable[..., tuple[Any, Callable[..., Any]]], torch.func.vjp)
+
+
+def _jvp(function: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
+    """Jacobian times tangents, by reverse mode alone, because forward mode cannot be nested inside itself.
+
+    The pullback is linear in its cotangent, and its own pullback is the Jacobian.
+    """
+    outputs, pullback = _vjp(function, *primals)
+    zeros = torch.utils._pytree.tree_map(torch.zeros_like, outputs)
+    _, transposed = _vjp(pullback, zeros)
+    given = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
+    return transposed(given)[0]
+
+
+class _Operator(torch.autograd.Function):
+    """Runs an operator, and its backward operator for the gradient."""
+
+    @staticmethod
+    def forward(call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return call.forward(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.inputs = len(tensors)
+        ctx.save_for_backward(*tensors, *(output if ctx.call.operator == "polyline_attention" else ()))
+        ctx.save_for_forward(*tensors)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * (ctx.inputs + 1)
+        return None, *_Gradient.apply(ctx.call, ctx.inputs, grad, *ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
+        tangent = _jvp(ctx.call.dense, ctx.saved_tensors[: ctx.inputs], tangents)
+        return (tangent, None, None) if ctx.call.operator == "polyline_attention" else (tangent,)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, call: _Call, *tensors: Tensor) -> Any:
+        run = partial(_Operator.apply, call)
+        axis = partial(_batch_axis, call.operator)
+        return _mapped(run, info.batch_size, tensors, in_dims[1:], lambda _: 0, axis)
+
+
+class _Gradient(torch.autograd.Function):
+    """Runs a backward operator. Its own derivatives are those of the dense form."""
+
+    @staticmethod
+    def forward(call: _Call, inputs: int, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
+        return call.backward(grad, *saved)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, count, grad, *saved = inputs
+        ctx.unused = len(saved) - count
+        ctx.save_for_backward(grad, *saved[:count])
+        ctx.save_for_forward(grad, *saved[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        _, pullback = _vjp(_dense_gradients(ctx.call), *ctx.saved_tensors)
+        return None, None, *pullback(cotangents), *(None,) * ctx.unused
+
+    @staticmethod
+    def jvp(ctx: Any, _call: None, _inputs: None, *tangents: Tensor | None) -> Any:
+        # The tangents of what the forward pass saved beside its inputs follow from those of the inputs.
+        used = tangents[: len(tangents) - ctx.unused]
+        return _jvp(_dense_gradients(ctx.call), ctx.saved_tensors, used)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, call: _Call, inputs: int, *tensors: Tensor) -> Any:
+        run = partial(_Gradient.apply, call, inputs)
+        axis = partial(_saved_batch_axis, call.operator)
+        return _mapped(run, info.batch_size, tensors, in_dims[2:], axis, lambda _: 0)
+
+
+def _dense_gradients(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
+    def gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _vjp(call.dense, *tensors)[1](grad)
+
+    return gradients
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    """For captured graphs; `ctx` of one operator never sees another's."""
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    ctx.options = tuple(value for value in inputs if not isinstance(value, Tensor))
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(*output[1:])
+        tensors += output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+
+
+def _gradient(operator: str) -> Callable[..., Any]:
+    def gradient(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> Any:
+        nothing = (None,) * len(ctx.options)
+        if grad is None:
+            return (None,) * 5 + nothing
+        backward = getattr(torch.ops.ppma, f"{operator}_backward")
+        return (*backward(grad, *ctx.saved_tensors, *ctx.options), *nothing)
+
+    return gradient
+
+
+def _scan_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, log_decays, *ctx.options = inputs
+    ctx.save_for_backward(x, *log_decays)
+
+
+def _scan_gradient(ctx: Any, grad: Tensor) -> Any:
+    x, *log_decays = ctx.saved_tensors
+    grad_x, *grad_decays = torch.ops.ppma.polyline_scan_backward(grad, x, log_decays, *ctx.options)
+    return grad_x, grad_decays, None, None
+
+
+def _no_second_derivative(ctx: Any, *_: Any) -> Any:
+    raise RuntimeError(
+        "ppma: second derivatives are not available in captured graphs or of torch.ops.ppma.*; "
+        "the public functions have them in eager mode"
+    )
+
+
+torch.library.register_autograd("ppma::polyline_scan", _scan_gradient, setup_context=_scan_setup)
+for _name in ("polyline_attention", "criss_cross_attention", "linear_attention"):
+    torch.library.register_autograd(f"ppma::{_name}", _gradient(_name), setup_context=_setup)
+for _name in ("polyline_scan", "polyline_attention", "criss_cross_attention", "linear_attention"):
+    torch.library.register_autograd(f"ppma::{_name}_backward", _no_second_derivative)
+
+
+def _vmap_rule(operator: str, backward: bool) -> Callable[..., Any]:
+    """For captured graphs."""
+
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        flat: list[tuple[Any, Any]] = []
+        for value, dim in zip(arguments, in_dims, strict=True):
+            flat += zip(value, dim, strict=True) if isinstance(value, list) else [(value, dim)]
+        tensors, dims = zip(*[(value, dim) for value, dim in flat if isinstance(value, Tensor)], strict=True)
+        call = _Call(operator, tuple(value for value, _ in flat if not isinstance(value, Tensor)))
+        first, last = partial(_batch_axis, operator), partial(_saved_batch_axis, operator)
+        if backward:
+            outputs, axes = _mapped(call.backward, info.batch_size, tensors, dims, last, lambda _: 0)
+            return (list(outputs), list(axes)) if operator == "polyline_scan" else (outputs, axes)
+        outputs, axes = _mapped(call.forward, info.batch_size, tensors, dims, lambda _: 0, first)
+        return (outputs, axes) if operator == "polyline_attention" else (outputs[0], axes[0])
+
+    return rule
+
+
+for _name in ("polyline_scan", "polyline_attention", "criss_cross_attention", "linear_attention"):
+    torch.library.register_vmap(f"ppma::{_name}", _vmap_rule(_name, backward=False))
+    torch.library.register_vmap(f"ppma::{_name}_backward", _vmap_rule(_name, backward=True))
+
+
+def run(operator: str, tensors: Sequence[Tensor], *options: Any) -> Tensor:
+    """Call an operator of `torch.ops.ppma`, differentiable in every way in eager code.
+
+    Args:
+        operator: "polyline_scan", "polyline_attention", "criss_cross_attention" or "linear_attention".
+        tensors: its tensors; for "polyline_scan" x and then the log-decays.
+        options: what follows the tensors in the operator's schema.
+
+    Returns:
+        Its (first) output.
+    """
+    call = _Call(operator, options)
+    captured = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    plain = captured or not _differentiated(tensors)
+    return (call.forward(*tensors) if plain else _Operator.apply(call, *tensors))[0]
+
+
+def _differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether a derivative may be asked for, or a transform is at work."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        or any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    )

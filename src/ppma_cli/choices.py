@@ -1,0 +1,10 @@
+"""Words that options take, written out here because the library that defines them imports torch. A test compares."""
+
+MASKS = ("none", "rmt", "cross", "hilbert", "v2h", "2d", "shared")
+FORMULATIONS = ("paper", "release")
+ATTENTION_KINDS = ("full", "criss_cross")
+AMP = ("none", "bf16", "fp16")
+PATHS = ("v2h", "h2v")
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+DTYPES = ("float16", "bfloat16", "float32")
+OPSET = 20

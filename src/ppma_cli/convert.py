@@ -1,0 +1,43 @@
+"""`ppma convert`: a safetensors file of the authors' checkpoint."""
+
+import argparse
+
+from ppma_cli import choices
+from ppma_cli.model_options import larger_model
+
+HELP = "make a safetensors file of the authors' checkpoint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="IN", help="a checkpoint of the authors, best.pth for example")
+    parser.add_argument("target", metavar="OUT.safetensors")
+    parser.add_argument("--ema", action="store_true", help="take the EMA weights")
+    parser.add_argument("--mask", choices=choices.MASKS, help="where shapes do not tell it, v2h for example")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=choices.ATTENTION_KINDS,
+        help="attention of each stage, for shapes of no published model",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert a checkpoint."""
+    from ppma.models import load_checkpoint, open_checkpoint, save_checkpoint
+    from ppma.models.timm_config import variant_name
+    from ppma.outputs import check_target
+
+    target = check_target("OUT", arguments.target, (".safetensors",))
+    overrides = {
+        option: getattr(arguments, option) for option in ("mask", "kinds") if getattr(arguments, option) is not None
+    }
+    source = open_checkpoint(arguments.source)
+    model = load_checkpoint(source, ema=arguments.ema, **overrides)
+    save_checkpoint(model, target)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    name = variant_name(model.config) or "a model of its own"
+    head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
+    if inside := larger_model(source):
+        print(f"converted: the backbone of {inside}, without its heads")
+    print(f"{target}: {name}, mask {model.config.mask}, {parameters:,} parameters, {head}")
+    return 0

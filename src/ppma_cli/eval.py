@@ -1,0 +1,42 @@
+"""`ppma eval`: measure a checkpoint."""
+
+import argparse
+import json
+
+from ppma_cli import choices
+from ppma_cli.output import show_warnings_in_one_line, tell
+from ppma_cli.settings import add_settings
+
+HELP = "measure a checkpoint on held-out data"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
+    parser.add_argument("--data", required=True, help="a recipe, a folder, or digits")
+    parser.add_argument("--split", help="which part of the data (default: the held-out one)")
+    parser.add_argument("--batch-size", type=int, help="of one process (default: 64; detection, segmentation: 4)")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes")
+    parser.add_argument("--amp", choices=choices.AMP, default="none")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure a checkpoint on held-out data."""
+    from ppma.engine.logging import format_metrics
+    from ppma.models import open_checkpoint
+    from ppma.tasks.registry import task_class
+
+    show_warnings_in_one_line()
+    checkpoint = open_checkpoint(arguments.checkpoint)
+    measured = task_class(checkpoint.task, str(checkpoint.path)).evaluate(
+        checkpoint,
+        arguments.data,
+        split=arguments.split,
+        assignments=arguments.assignments,
+        workers=arguments.workers,
+        amp=arguments.amp,
+        batch_size=arguments.batch_size,
+    )
+    tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
+    return 0

@@ -1,0 +1,89 @@
+"""`ppma export`: a classifier, a whole segmentation model or a backbone as ONNX or as a torch.export program."""
+
+import argparse
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+from ppma_cli import choices
+from ppma_cli.model_options import add_changes, backbone, check_image_size, model_changes, open_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+HELP = "write a model as ONNX or as a torch.export program"
+
+_AGREEMENT = 1e-3  # more than float32 can explain
+_SUFFIXES = (".onnx", ".pt2")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="a registered name or a weight file, of a segmentation model too"
+    )
+    parser.add_argument("target", metavar="OUT", help="OUT.onnx, or OUT.pt2 for a torch.export program")
+    add_changes(parser)
+    parser.add_argument(
+        "--static", action="store_true", help="fix batch 1, height and width instead of leaving them open"
+    )
+    parser.add_argument("--backbone-only", action="store_true", help="the features of every stage, without any head")
+    parser.add_argument("--opset", type=int, default=choices.OPSET, help="of ONNX (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export a model and compare the file with it."""
+    from ppma.models import export as exporting
+    from ppma.outputs import check_target
+
+    target = check_target("OUT", arguments.target, _SUFFIXES)
+    if target.suffix == ".onnx":
+        _check_onnx(arguments.opset)
+    asked = check_image_size(arguments.size) if arguments.size else None
+    model, outputs = _subject(arguments)
+    inside = exporting.backbone_in(model)
+    height, width = asked or inside.pretrained_cfg["input_size"][1:]
+    dynamic = not arguments.static
+    exporting.check_size(model, (height, width), dynamic=dynamic)
+    sizes = [(height, width), (height + 32, width + 17)] if dynamic else [(height, width)]
+    print("capturing the graph; a large model with open sizes takes a minute or more", file=sys.stderr)
+    if target.suffix == ".onnx":
+        exporting.export_onnx(
+            model, target, (height, width), dynamic=dynamic, opset=arguments.opset, outputs=[*outputs]
+        )
+        differences = exporting.onnx_differences(model, target, sizes)
+        what = f"ONNX opset {arguments.opset}, compared in onnxruntime"
+    else:
+        exporting.save_program(exporting.export_program(model, (height, width), dynamic=dynamic), target)
+        differences = exporting.program_differences(model, target, sizes)
+        what = "torch.export program, compared after loading"
+    shape = "(batch, {}, height, width)" if dynamic else f"(1, {{}}, {height}, {width})"
+    print(f"{target}: image {shape.format(inside.config.in_chans)} to {', '.join(outputs.values())}; {what}:")
+    for size, difference in zip(sizes, differences, strict=True):
+        print(f"  {size[0]}x{size[1]}: differs from eager by {difference:.1e} of the largest output")
+    return 0 if max(differences) < _AGREEMENT else 1
+
+
+def _check_onnx(opset: int) -> None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'ppma[export]'")
+    from ppma.models import export as exporting
+
+    exporting.check_opset(opset)
+
+
+def _subject(arguments: argparse.Namespace) -> tuple["nn.Module", dict[str, str]]:
+    """What is exported, and its outputs: names, and descriptions."""
+    from ppma.models import Checkpoint
+    from ppma.models.export import StageFeatures
+    from ppma.tasks.registry import task_class
+
+    opened = open_model(arguments.model)
+    if arguments.backbone_only:
+        features = StageFeatures(backbone(opened, arguments))
+        stages = range(len(features.backbone.stages))
+        return features, {f"stage{index + 1}": f"features of stage {index + 1}" for index in stages}
+    if isinstance(opened, Checkpoint):
+        return task_class(opened.task, str(opened.path)).exportable(opened, **model_changes(arguments))
+    model = backbone(opened, arguments)
+    return model, {"logits": "class scores" if model.num_classes else "features"}

@@ -1,0 +1,87 @@
+"""`ppma info`: what models cost."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from ppma_cli.model_options import add_changes, backbone, check_image_size, larger_model, open_model
+
+if TYPE_CHECKING:
+    from ppma.models.backbone import PolylineBackbone
+    from ppma.models.profile import PartProfile, Profile
+
+HELP = "parameters, FLOPs, activations, grid and attention of a model, or of all"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a registered name or a weight file; all if omitted")
+    add_changes(parser)
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what models cost."""
+    from ppma.models.config import CONFIGS
+    from ppma.models.profile import profile
+
+    names = [arguments.model] if arguments.model else list(CONFIGS)
+    size = check_image_size(arguments.size) if arguments.size else None
+    # costs follow from shapes; weights would only take time to initialise
+    opened = {name: open_model(name) for name in names}
+    models = {name: backbone(opened[name], arguments, device="meta") for name in names}
+    profiles = {name: profile(model, size) for name, model in models.items()}
+    if arguments.json:
+        documents = [
+            {"name": name, **profiles[name].to_dict(), "config": model.config.to_dict()}
+            for name, model in models.items()
+        ]
+        print(json.dumps(documents[0] if arguments.model else documents, indent=2))
+    elif arguments.model:
+        if inside := larger_model(opened[arguments.model]):
+            print(f"the backbone of {inside}; its heads are not counted")
+        print(_describe(models[arguments.model], profiles[arguments.model]))
+    else:
+        print(_overview(models, profiles))
+    return 0
+
+
+_COSTS = ("parameters", "GFLOPs", "M activations")
+
+
+def _costs(part: "PartProfile") -> list[str]:
+    return [f"{part.parameters:,}", f"{part.macs / 1e9:.3f}", f"{part.activations / 1e6:.2f}"]
+
+
+def _overview(models: dict[str, "PolylineBackbone"], profiles: dict[str, "Profile"]) -> str:
+    rows = [["model", "formulation", "mask", "image", *_COSTS, "attention of the stages"]]
+    for name, model in models.items():
+        config, found = model.config, profiles[name]
+        image = "x".join(map(str, found.size))
+        rows.append([name, config.formulation, config.mask, image, *_costs(found.total), " ".join(config.kinds)])
+    return _table(rows)
+
+
+def _describe(model: "PolylineBackbone", found: "Profile") -> str:
+    config = model.config
+    rows = [["part", "grid", "channels", "blocks", "attention", *_COSTS]]
+    for part in found.parts:
+        grid = "x".join(map(str, part.grid)) if part.grid else ""
+        blocks = str(part.blocks) if part.blocks else ""
+        rows.append([part.name, grid, str(part.channels), blocks, part.attention, *_costs(part)])
+    rows.append(["total", "", "", "", "", *_costs(found.total)])
+    title = f"{config.formulation} formulation, mask {config.mask}, image {found.size[0]}x{found.size[1]}"
+    return f"{title}; a multiply-add is one FLOP\n\n{_table(rows)}"
+
+
+def _table(rows: list[list[str]]) -> str:
+    """Columns side by side: words to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = [not any(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if to_left else cell.rjust(width)
+            for cell, width, to_left in zip(row, widths, left, strict=True)
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

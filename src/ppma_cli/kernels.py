@@ -1,0 +1,37 @@
+"""`ppma kernels`: what the GPU kernels should cost, and with `--report` what they take on GPUs not at hand."""
+
+import argparse
+
+from ppma_cli import choices
+
+HELP = "the GPU kernels: predicted cost; registers, shared memory and spills (--report)"
+
+_MOST_CHANNELS = 256  # heads in use have 16 to 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", action="store_true", help="compile every kernel; registers, shared memory, spills")
+    parser.add_argument(
+        "--targets", nargs="+", choices=choices.TARGETS, default=list(choices.TARGETS), help="--report: for these"
+    )
+    parser.add_argument("--channels", type=int, default=32, help="--report: of a head (default: %(default)s)")
+    parser.add_argument("--dtype", choices=choices.DTYPES, default="float16", help="--report: of the values")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables; 1 if a kernel spills registers."""
+    if not 1 <= arguments.channels <= _MOST_CHANNELS:
+        raise ValueError(f"--channels: expected 1 to {_MOST_CHANNELS}, got {arguments.channels}")
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"kernels: expected Triton to be installed, got {error}") from error
+    from ppma.bench import resources, roofline
+
+    if not arguments.report:
+        for report in roofline.reports():
+            print(report.markdown(), end="\n\n")
+        return 0
+    report, spilled = resources.resource_report(arguments.targets, arguments.channels, arguments.dtype)
+    print(report.markdown())
+    return int(spilled)

@@ -1,0 +1,23 @@
+"""What commands print, beside their results."""
+
+import os
+import sys
+import threading
+import warnings
+from typing import Any
+
+
+def tell(text: str) -> None:
+    """Print, in one process of several."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
+
+
+def show_warnings_in_one_line() -> None:
+    """Warnings, and errors of threads in the background, as a line for the user, not as lines of code."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+    threading.excepthook = lambda failed: show(f"{failed.exc_type.__name__}: {failed.exc_value}")

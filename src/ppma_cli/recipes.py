@@ -1,0 +1,36 @@
+"""`ppma recipes`: the recipes that come with the package."""
+
+import argparse
+import json
+
+from ppma_cli.settings import add_settings
+
+HELP = "list the recipes, or print one with its bases and changes resolved"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name or a YAML file; all names if omitted")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
+    add_settings(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the recipes, or print one."""
+    from ppma import recipes
+    from ppma.tasks.registry import load_config, recipe_schema
+
+    if arguments.schema:
+        print(json.dumps(recipe_schema(), indent=2))
+        return 0
+    if arguments.recipe is None:
+        names = recipes.names()
+        width = max(map(len, names))
+        for name in names:
+            print(f"{name:{width}}  {recipes.description(name)}")
+        return 0
+    import yaml
+
+    load_config(arguments.recipe, arguments.assignments)  # what is printed can be trained
+    values = recipes.resolve(arguments.recipe, arguments.assignments)
+    print(yaml.safe_dump(values, sort_keys=False, default_flow_style=None), end="")
+    return 0
