@@ -85,9 +85,7 @@ def test_other_functions_name_wrong_arguments(call, message):
 
 
 def test_a_backend_that_cannot_run_says_why():
-    with pytest.raises(
-        ppma.BackendUnavailableError, match=r"'triton' cannot run polyline_attention for .* on cpu: "
-    ):
+    with pytest.raises(ppma.BackendUnavailableError, match=r"'triton' cannot run polyline_attention for .* on cpu: "):
         attention(backend="triton")
 
 
