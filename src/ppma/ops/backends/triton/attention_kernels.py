@@ -189,10 +189,10 @@ def attention_delta(
 
 
 @triton.jit
-def load_norms(stats, delta, softmax, batch, head, row, col, inside, share):
-    """Peak, inverse total and delta of some queries, for one softmax."""
-    peak, inverse = load_softmax(stats, softmax, batch, head, row, col, inside)
-    return peak, inverse, load_plane(delta, softmax, batch, head, row, col, inside) * share
+def load_norms(stats, delta, softmax, batch, head, row, col, inside, share, LOG: tl.constexpr):
+    """What `load_softmax` gives, and delta."""
+    peak, norm = load_softmax(stats, softmax, batch, head, row, col, inside, LOG)
+    return peak, norm, load_plane(delta, softmax, batch, head, row, col, inside) * share
 
 
 @triton.jit
@@ -220,13 +220,17 @@ def attention_backward(
     a = load_tokens(fixed_a, batch, head, row, col, inside, D, D_TILE)
     b = load_tokens(fixed_b, batch, head, row, col, inside, DV, DV_TILE)
     if MODE != "linear" and not KEY_SIDE:
-        near_peak, near_inverse, near_delta = load_norms(stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE)
-        near_peak, near_inverse, near_delta = near_peak[:, None], near_inverse[:, None], near_delta[:, None]
+        near_peak, near_norm, near_delta = load_norms(
+            stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE, LOG
+        )
+        near_peak, near_norm, near_delta = near_peak[:, None], near_norm[:, None], near_delta[:, None]
         if FAR_PLANE != NEAR_PLANE:
-            far_peak, far_inverse, far_delta = load_norms(stats, delta, FAR_PLANE, batch, head, row, col, inside, SHARE)
-            far_peak, far_inverse, far_delta = far_peak[:, None], far_inverse[:, None], far_delta[:, None]
+            far_peak, far_norm, far_delta = load_norms(
+                stats, delta, FAR_PLANE, batch, head, row, col, inside, SHARE, LOG
+            )
+            far_peak, far_norm, far_delta = far_peak[:, None], far_norm[:, None], far_delta[:, None]
         else:
-            far_peak, far_inverse, far_delta = near_peak, near_inverse, near_delta
+            far_peak, far_norm, far_delta = near_peak, near_norm, near_delta
 
     own_high, own_low = load_potential(beta, batch, head, row, col, inside)
     acc_a = tl.zeros((TOKENS, D_TILE), tl.float32)
@@ -249,17 +253,17 @@ def attention_backward(
             scores = scores_of(a, oa, scale, UPCAST)
             grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
             if MODE != "linear" and KEY_SIDE:
-                near_peak, near_inverse, near_delta = load_norms(
-                    stats, delta, NEAR_PLANE, batch, head, i, other_col, other_inside, SHARE
+                near_peak, near_norm, near_delta = load_norms(
+                    stats, delta, NEAR_PLANE, batch, head, i, other_col, other_inside, SHARE, LOG
                 )
-                near_peak, near_inverse, near_delta = near_peak[None, :], near_inverse[None, :], near_delta[None, :]
+                near_peak, near_norm, near_delta = near_peak[None, :], near_norm[None, :], near_delta[None, :]
                 if FAR_PLANE != NEAR_PLANE:
-                    far_peak, far_inverse, far_delta = load_norms(
-                        stats, delta, FAR_PLANE, batch, head, i, other_col, other_inside, SHARE
+                    far_peak, far_norm, far_delta = load_norms(
+                        stats, delta, FAR_PLANE, batch, head, i, other_col, other_inside, SHARE, LOG
                     )
-                    far_peak, far_inverse, far_delta = far_peak[None, :], far_inverse[None, :], far_delta[None, :]
+                    far_peak, far_norm, far_delta = far_peak[None, :], far_norm[None, :], far_delta[None, :]
                 else:
-                    far_peak, far_inverse, far_delta = near_peak, near_inverse, near_delta
+                    far_peak, far_norm, far_delta = near_peak, near_norm, near_delta
 
             weights = tl.zeros((TOKENS, OTHERS), tl.float32)
             if NEAR:
@@ -274,12 +278,12 @@ def attention_backward(
             if MODE == "logit":
                 grad_scores = tl.zeros((TOKENS, OTHERS), tl.float32)
                 if NEAR:
-                    softmax = softmax_again(scores + near, near_peak, near_inverse, valid)
+                    softmax = softmax_again(scores + near, near_peak, near_norm, valid, LOG)
                     near = unless_certain(softmax, softmax * (grads * SHARE - near_delta))
                     weights += softmax * SHARE
                     grad_scores += near
                 if FAR:
-                    softmax = softmax_again(scores + far, far_peak, far_inverse, valid)
+                    softmax = softmax_again(scores + far, far_peak, far_norm, valid, LOG)
                     far = unless_certain(softmax, softmax * (grads * SHARE - far_delta))
                     weights += softmax * SHARE
                     grad_scores += far
@@ -289,7 +293,7 @@ def attention_backward(
                 if FAR:
                     weights += far
                 if MODE == "hadamard":
-                    scores = softmax_again(scores, near_peak, near_inverse, valid)
+                    scores = softmax_again(scores, near_peak, near_norm, valid, LOG)
                     grad_scores = unless_certain(scores, scores * (grads * weights - near_delta))
                 else:
                     grad_scores = grads * weights

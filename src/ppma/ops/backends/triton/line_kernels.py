@@ -105,8 +105,8 @@ def line_backward(
         if second_other_b is not None:
             second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, DV_TILE)
     if not KEY_SIDE:
-        peak, inverse = load_softmax(stats, 0, batch, head, line, position, inside)
-        peak, inverse = peak[:, None], inverse[:, None]
+        peak, norm = load_softmax(stats, 0, batch, head, line, position, inside, LOG=False)
+        peak, norm = peak[:, None], norm[:, None]
         outputs = load_tokens(out, batch, head, line, position, inside, DV, DV_TILE)
         row_delta = tl.sum(outputs.to(tl.float32) * b.to(tl.float32), 1)
         if second_other_b is not None:
@@ -126,8 +126,8 @@ def line_backward(
         oa = load_tokens(other_a, batch, head, line, other, other_inside, D, D_TILE)
         ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, DV_TILE)
         if KEY_SIDE:
-            peak, inverse = load_softmax(stats, 0, batch, head, line, other, other_inside)
-            peak, inverse = peak[None, :], inverse[None, :]
+            peak, norm = load_softmax(stats, 0, batch, head, line, other, other_inside, LOG=False)
+            peak, norm = peak[None, :], norm[None, :]
             if grad_a is not None:
                 row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
         scores = scores_of(a, oa, scale, UPCAST)
@@ -135,7 +135,7 @@ def line_backward(
         log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
         if MODE == "logit":
             scores += with_cuts(log_mask)
-        softmax = softmax_again(scores, peak, inverse, inside[:, None] & other_inside[None, :])
+        softmax = softmax_again(scores, peak, norm, inside[:, None] & other_inside[None, :], LOG=False)
         weights = softmax
         if MODE == "hadamard":
             weights *= tl.exp2(log_mask)

@@ -154,12 +154,13 @@ def online_softmax(scores, peak, total):
 
 
 @triton.jit
-def softmax_again(logits, peak, inverse, valid):
-    """The weights of a finished softmax, from its peak and the inverse of its total; 0 where not valid.
+def softmax_again(logits, peak, norm, valid, LOG: tl.constexpr):
+    """The weights of a finished softmax, from what `load_softmax` gave; 0 where not valid.
 
     Peak and total are kept apart: in their combination, the log-sum-exp, large logits would round the total away.
     """
-    return tl.where(valid, tl.exp2((logits - peak) * LOG2_E) * inverse, 0.0)
+    below = (logits - peak) * LOG2_E
+    return tl.where(valid, tl.exp2(below - norm) if LOG else tl.exp2(below) * norm, 0.0)
 
 
 @triton.jit
@@ -173,7 +174,11 @@ def unless_certain(softmax, gradient):
 
 
 @triton.jit
-def load_softmax(stats, softmax, batch, head, row, col, inside):
-    """Peak and inverse total of some queries, for one softmax."""
-    total = load_plane(stats, 2 * softmax + 1, batch, head, row, col, inside)
-    return load_plane(stats, 2 * softmax, batch, head, row, col, inside), 1.0 / tl.where(inside, total, 1.0)
+def load_softmax(stats, softmax, batch, head, row, col, inside, LOG: tl.constexpr):
+    """Peak of some queries for one softmax, and the inverse of its total or, if LOG, the total's log2.
+
+    Which of the two takes fewer registers depends on the kernel; both make a single weight exactly 1.
+    """
+    peak = load_plane(stats, 2 * softmax, batch, head, row, col, inside)
+    total = tl.where(inside, load_plane(stats, 2 * softmax + 1, batch, head, row, col, inside), 1.0)
+    return peak, tl.log2(total) if LOG else 1.0 / total

@@ -134,7 +134,7 @@ void fill(const Ring<K>& ring, const View& x, const Shape& shape, const Task& ta
 template <int K, bool kGelu>
 int forward(const View& x, const float* weight, const float* bias, const View* base, const View& out,
             const Shape& shape, int threads) {
-  bool failed = false;
+  std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
     float* memory = Scratch::floats(K * K * kBlock + Ring<K>::size(shape.width));
@@ -198,8 +198,8 @@ int backward(const View& grad, const View& x, const float* weight, bool own_base
   constexpr int64_t kSums = (K * K + 1) * kBlock;
   // One more than needed: of nothing calloc may return null.
   auto* partial = static_cast<double*>(std::calloc(shape.tasks() * kSums + 1, sizeof(double)));
-  bool failed = !partial;
-  if (failed) return 1;
+  if (!partial) return 1;
+  std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
     int64_t ring_size = Ring<K>::size(shape.width);

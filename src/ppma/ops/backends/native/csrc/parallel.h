@@ -9,7 +9,12 @@
 #include <cstdint>
 #include <cstdlib>
 
-#if defined(_OPENMP)
+#if defined(PPMA_OWN_THREADS)
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+#elif defined(_OPENMP)
 #include <omp.h>
 #endif
 #if defined(__SSE2__)
@@ -17,6 +22,33 @@
 #endif
 
 namespace ppma {
+
+#if defined(PPMA_OWN_THREADS)
+// For ThreadSanitizer, which understands C++ threads but nothing of OpenMP's: `make sanitize-threads`.
+class Barrier {
+ public:
+  explicit Barrier(int size) : size_(size), missing_(size) {}
+
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    int64_t round = round_;
+    if (--missing_ == 0) {
+      missing_ = size_;
+      ++round_;
+      all_here_.notify_all();
+    } else {
+      all_here_.wait(lock, [&] { return round_ != round; });
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  const int size_;
+  int missing_;
+  int64_t round_ = 0;
+};
+#endif
 
 // Decays multiply to numbers below the normal range, on which some CPUs are a hundred times slower: they count as 0
 // while a kernel runs on this thread.
@@ -108,6 +140,9 @@ int64_t floats_of(const Arguments&... arguments) {
 struct Team {
   int size;
   int rank;
+#if defined(PPMA_OWN_THREADS)
+  Barrier* meeting = nullptr;
+#endif
 
   // Runs body(index) for this thread's share of [0, count).
   template <class Body>
@@ -117,7 +152,9 @@ struct Team {
 
   // Waits until all have come here.
   void barrier() const {
-#if defined(_OPENMP)
+#if defined(PPMA_OWN_THREADS)
+    if (size > 1) meeting->wait();
+#elif defined(_OPENMP)
     if (size > 1) {
 #pragma omp barrier
     }
@@ -128,7 +165,17 @@ struct Team {
 // Runs body(team) once on each of `threads` threads.
 template <class Body>
 void parallel_region(int threads, Body body) {
-#if defined(_OPENMP)
+#if defined(PPMA_OWN_THREADS)
+  Barrier barrier(threads);
+  std::vector<std::thread> team;
+  for (int rank = 0; rank < threads; ++rank)
+    team.emplace_back([&barrier, &body, threads, rank] {
+      FlushDenormals guard;
+      body(Team{threads, rank, &barrier});
+    });
+  for (std::thread& thread : team) thread.join();
+  return;
+#elif defined(_OPENMP)
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
     {
@@ -178,7 +225,13 @@ template <class Body>
 void parallel_for(int64_t count, int threads, Body body) {
   if (count == 0) return;
   if (threads > count) threads = static_cast<int>(count);
-#if defined(_OPENMP)
+#if defined(PPMA_OWN_THREADS)
+  std::atomic<int64_t> next{0};
+  together(threads, [&](Team) {
+    for (int64_t index = next++; index < count; index = next++) body(index);
+  });
+  return;
+#elif defined(_OPENMP)
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
     {
