@@ -227,7 +227,7 @@ void parallel_for(int64_t count, int threads, Body body) {
   if (threads > count) threads = static_cast<int>(count);
 #if defined(PPMA_OWN_THREADS)
   std::atomic<int64_t> next{0};
-  together(threads, [&](Team) {
+  parallel_region(threads, [&](Team) {
     for (int64_t index = next++; index < count; index = next++) body(index);
   });
   return;
