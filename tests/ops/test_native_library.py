@@ -194,3 +194,22 @@ def test_depthwise_refuses_other_kernel_sizes():
     x = torch.zeros(1, 8, 8, 4)
     with pytest.raises(BackendUnavailableError, match="expected a depthwise kernel of size 3 or 5, got 7"):
         native.depthwise_conv(x, torch.zeros(4, 1, 7, 7), None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("without", "outcome", "message"),
+    [
+        ("", "1 error", "PPMA_TEST_WITHOUT_NATIVE=1 skips"),
+        ("1", "1 skipped", "PPMA_TEST_WITHOUT_NATIVE=1: the native"),
+    ],
+)
+def test_suite_without_the_library(tmp_path, without, outcome, message):
+    """A test that needs the library fails where it is missing, unless it is told to do without."""
+    environment = {**os.environ, "PPMA_NATIVE_DIR": str(tmp_path), "PPMA_TEST_WITHOUT_NATIVE": without}
+    environment.pop("PYTEST_ADDOPTS", None)
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    test = f"{__file__}::test_depthwise_refuses_other_kernel_sizes"
+    command = [sys.executable, "-m", "pytest", "-q", "-rfs", "-p", "no:cacheprovider", "-p", "no:xdist", test]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert outcome in result.stdout
+    assert message in result.stdout
