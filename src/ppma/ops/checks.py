@@ -40,7 +40,7 @@ def validation(enabled: bool = True) -> Iterator[None]:
 
 def validating(tensor: Tensor) -> bool:
     """Whether the values of this tensor are checked now."""
-    return _validating.get() and _readable(tensor)
+    return not torch.compiler.is_compiling() and _validating.get() and _readable(tensor)
 
 
 def one_of(name: str, value: object, valid: Collection[str]) -> None:
@@ -114,6 +114,8 @@ def log_decays(named: dict[str, Tensor], axes: int) -> list[Tensor]:
 def _decay_values(named: dict[str, Tensor]) -> None:
     """Log-decays are <= 0: checked on the first call, and under validation, which refuses NaN too."""
     global _first_call
+    if torch.compiler.is_compiling():  # before the context variable, which torch.compile of torch 2.6 cannot read
+        return
     if not (_validating.get() or _first_call) or not all(map(_readable, named.values())):
         return
     _first_call = False

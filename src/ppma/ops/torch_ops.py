@@ -343,9 +343,10 @@ def run(operator: str, tensors: Sequence[Tensor], *options: Any) -> Tensor:
     Returns:
         Its (first) output.
     """
+    if torch.compiler.is_compiling():
+        return _Call(operator, options, frozenset()).forward(*tensors)[0]
     call = _Call(operator, options)
-    captured = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    plain = captured or not _differentiated(tensors)
+    plain = torch.jit.is_tracing() or not _differentiated(tensors)
     return (call.forward(*tensors) if plain else _Operator.apply(call, *tensors))[0]
 
 
