@@ -187,7 +187,7 @@ def deny():
         ("empty", "not an image"),
         ("link", "a link to .*nowhere.png, which does not exist"),
         ("folder", "expected an image, found a folder"),
-        ("pipe", "expected an image, found no regular file"),
+        ("pipe", "expected an image, found something other than a regular file"),
         ("missing", "no such file"),
         ("postscript", "not an image"),
         ("bomb", "exceeds limit"),

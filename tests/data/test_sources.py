@@ -270,7 +270,7 @@ def test_streams_and_unknown_names_are_refused():
 
 
 def test_data_that_need_a_place_say_so():
-    with pytest.raises(ConfigError, match="root: expected the place of the 'folder' data"):
+    with pytest.raises(ConfigError, match="root: expected the location of the 'folder' data"):
         build(ImageDataConfig, {"name": "folder"})
 
 

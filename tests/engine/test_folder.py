@@ -93,7 +93,7 @@ def test_overwrite_deletes_an_earlier_run_and_nothing_else(tmp_path):
     assert (trainer.steps, checkpoint.steps(tmp_path)) == (6, [2, 4, 6])
     assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == [3, 6]
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(ValueError, match="overwrite: expected no --resume beside it"):
+    with pytest.raises(ValueError, match="overwrite: expected no --resume with it"):
         run(tmp_path, overwrite=True, resume="auto")
 
 
@@ -105,7 +105,7 @@ def test_checkpoint_of_one_run_does_not_continue_in_the_folder_of_another(tmp_pa
         ValueError, match=r"b holds last.safetensors of another run than .*a/checkpoints/step-00000010.pt"
     ):
         run(tmp_path / "b", "epochs=2", "eval_epochs=1", resume=newest)
-    with pytest.warns(UserWarning, match="best.safetensors of step 6 is lost: the best is chosen anew"):
+    with pytest.warns(UserWarning, match="best.safetensors of step 6 is lost: the best is selected again"):
         run(tmp_path / "c", "epochs=2", "eval_epochs=1", resume=newest)
     assert (tmp_path / "c" / "best.safetensors").is_file()
 

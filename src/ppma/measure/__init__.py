@@ -1,1 +1,1 @@
-"""How things are measured: time in turns, peak memory, multiplications."""
+"""Measurement of time, peak memory and multiplications."""
