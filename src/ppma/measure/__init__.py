@@ -1,1 +1,1 @@
-"""Measurement of time, peak memory and multiplications."""
+"""How things are measured: time in turns, peak memory, multiplications."""
