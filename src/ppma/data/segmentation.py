@@ -22,7 +22,7 @@ from ppma.data.decoding import decode, decode_labels, image_size
 from ppma.data.errors import LabelFormatError
 from ppma.data.label_maps import LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
 from ppma.data.layouts import Layout
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 
 LAYOUTS: dict[str, Layout] = {"ade20k": ade20k.LAYOUT, "cityscapes": cityscapes.LAYOUT}
 MAX_CLASSES = 254  # label maps of one byte also hold 0 (no label) and 255 (ignored)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ppma.data.decoding import Report
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 from ppma.data.segmentation import SegmentationImages
 from ppma.data.source import check_classes
 from ppma.models import Checkpoint
