@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import timm
+import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ppma.data.images import (
 from ppma.data.preprocessing import Preprocessing
 from ppma.data.source import ImageSource, check_classes
 from ppma.models import PolylineBackbone, load_checkpoint, open_checkpoint, save_checkpoint
+from ppma.models.profile import profile
 from ppma.tasks.base import Task
 from ppma.tasks.classification import inference
 from ppma.tasks.classification.config import ClassificationConfig
@@ -94,6 +96,13 @@ class Classification(Task[ClassificationConfig]):
             }
         images, soft = self.mixing(images, labels)
         return {"cross_entropy": F.cross_entropy(model(images).float(), soft)}
+
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, PolylineBackbone)
+        return profile(model, (self.config.data.image_size,) * 2).total.macs
+
+    def example(self, batch: int) -> Tensor:
+        return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
         return ClassificationMetrics()
