@@ -304,6 +304,8 @@ def _attention_inputs(
     """Check, cast for autocast, broadcast and bring to canonical shape (for "reference" only broadcast)."""
     checks.one_of("paths", paths, ND_PATHS)
     checks.one_of("backend", backend, backends.NAMES)
+    if checks.canonical(*qkv, log_alpha, log_beta):
+        return [*_autocast(*qkv), log_alpha, log_beta], tuple(log_alpha.shape[:2])
     log_alpha, log_beta = checks.log_decays({"log_alpha": log_alpha, "log_beta": log_beta}, axes=2)
     grid = log_alpha.shape[-2:]
     for name, tensor in zip(names, qkv, strict=True):

@@ -7,6 +7,7 @@ Eager code reaches the operators through `torch.autograd.Function`, which is wha
 understands; captured graphs hold the operators themselves, whose gradient is registered with PyTorch.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,7 +128,7 @@ class _Call:
 
     def backward(self, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
         operator = getattr(torch.ops.ppma, f"{self.operator}_backward")
-        with excluding(*self.excluded):
+        with excluding(*self.excluded) if self.excluded else contextlib.nullcontext():
             return tuple(operator(grad, *self._arguments(saved), *self.options))
 
     def dense(self, *tensors: Tensor) -> Tensor:
@@ -208,6 +209,8 @@ class _Operator(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> Any:
         if grad is None:
             return (None,) * (ctx.inputs + 1)
+        if not _differentiated((grad, *ctx.saved_tensors)):
+            return None, *ctx.call.backward(grad, *ctx.saved_tensors)
         return None, *_Gradient.apply(ctx.call, ctx.inputs, grad, *ctx.saved_tensors)
 
     @staticmethod

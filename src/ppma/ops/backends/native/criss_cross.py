@@ -1,16 +1,16 @@
 """Criss-cross attention with the mask: csrc/criss_cross.cpp and csrc/criss_cross_backward.cpp."""
 
-from ctypes import POINTER
+from ctypes import c_void_p
 
 from torch import Tensor
 
-from ppma.ops.backends.native.library import Kernel, View
+from ppma.ops.backends.native.library import Kernel, view
 from ppma.ops.backends.native.params import AttentionParams, Gradients
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
-_forward = Kernel("ppma_criss_cross_attention", POINTER(AttentionParams), POINTER(View))
-_backward = Kernel("ppma_criss_cross_attention_backward", POINTER(AttentionParams), POINTER(Gradients))
+_forward = Kernel("ppma_criss_cross_attention", c_void_p, c_void_p)
+_backward = Kernel("ppma_criss_cross_attention_backward", c_void_p, c_void_p)
 
 
 def criss_cross_attention(
@@ -24,7 +24,7 @@ def criss_cross_attention(
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     params = AttentionParams(q, k, v, log_alpha, log_beta, options)
     out = heads_last_empty(v, v.shape[-1])
-    _forward(params, View.of(out, v.shape))
+    _forward(params, view(out, v.shape))
     return out
 
 
