@@ -195,6 +195,24 @@ def values(name: str, tensor: object, grid: Sequence[int], like: tuple[str, Tens
         raise ValueError(f"{name}: expected finite values, got NaN or infinity")
 
 
+def valid(value: object, batch: Sequence[int], grid: Sequence[int], device: torch.device) -> None:
+    """A key-padding mask: boolean, of the grid, with batch axes that broadcast to those of q without the heads."""
+    came = type(value).__name__
+    if isinstance(value, Tensor):
+        came = f"{value.dtype} of shape {_shape(value)} on {value.device}"
+        given, missing = value.shape[:-2], len(batch) - (value.ndim - 2)
+        if (
+            (value.dtype, value.device, value.shape[-2:]) == (torch.bool, device, tuple(grid))
+            and missing >= 0
+            and all(a in (1, b) for a, b in zip(given, batch[missing:], strict=True))
+        ):
+            return
+    raise ValueError(
+        f"valid: expected torch.bool of shape {(*batch, *grid)} on {device} (batch axes without heads, then the grid), "
+        f"got {came}"
+    )
+
+
 def same_channels(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """The last axes must agree."""
     if tensor.shape[-1] != other.shape[-1]:

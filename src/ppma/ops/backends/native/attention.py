@@ -21,9 +21,10 @@ def polyline_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     out = heads_last_empty(v, v.shape[-1])
     shapes = _saved_shapes(q, v, options)
     stats, first = (torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes)
@@ -47,9 +48,10 @@ def polyline_attention_backward(
     stats: Tensor,
     first: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
-    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     gradients = Gradients(grad, q, k, v)
     out, saved = unit_stride(out), (stats.contiguous(), first.contiguous())
     addresses = map(contiguous_address, saved, _saved_shapes(q, v, options))

@@ -20,9 +20,10 @@ def criss_cross_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     out = heads_last_empty(v, v.shape[-1])
     _forward(params, view(out, v.shape))
     return out
@@ -36,9 +37,10 @@ def criss_cross_attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
-    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     gradients = Gradients(grad, q, k, v)
     _backward(params, gradients)
     return gradients.results(log_alpha.dtype, log_beta.dtype)

@@ -21,6 +21,9 @@ from ppma.ops.backends.contract import BackendUnavailableError
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
 
+# Of csrc/library.cpp: a library of another version would read other structures.
+ABI = 2
+
 _forked = False
 
 
@@ -70,9 +73,12 @@ def _load(folder: str, isa: str | None) -> ctypes.CDLL:
     if isa not in found:
         raise BackendUnavailableError(f"PPMA_NATIVE_ISA: expected one of {', '.join(found)} here, got {isa!r}")
     try:
-        return ctypes.CDLL(str(_path(folder, isa)))
+        library = ctypes.CDLL(str(_path(folder, isa)))
     except OSError as error:
         raise BackendUnavailableError(f"the native library does not load ({error})") from error
+    if not hasattr(library, "ppma_abi") or library.ppma_abi() != ABI:
+        raise BackendUnavailableError("the native library is of another version than the package; install ppma again")
+    return library
 
 
 def loaded() -> ctypes.CDLL:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.native import library
-from ppma.ops.backends.native.library import view
+from ppma.ops.backends.native.library import contiguous_address, view
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
+from ppma.ops.padding import zero_invalid
 
 
 class AttentionParams:
@@ -21,16 +22,28 @@ class AttentionParams:
         log_alpha: (B, heads, H, W).
         log_beta: (B, heads, H, W).
         options: how they are combined.
+        valid: boolean (B, H, W), or None.
     """
 
-    _layout = struct.Struct("6q f4i")
+    _layout = struct.Struct("6q f4i P")
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        options: AttentionOptions,
+        valid: Tensor | None,
     ) -> None:
         shape, channels = q.shape, v.shape[-1]
         tokens = shape[:-1]
         library.require_tokens((*shape[2:], channels))
+        if valid is not None:
+            k, v = zero_invalid(k, valid), zero_invalid(v, valid)
+            bias = torch.zeros(valid.shape, dtype=torch.float32, device=q.device)
+            self.key_bias = bias.masked_fill_(~valid, -torch.inf)
         self.tensors = (*map(unit_stride, (q, k, v)), log_alpha.float(), log_beta.float())
         scalars = self._layout.pack(
             *shape,
@@ -40,6 +53,7 @@ class AttentionParams:
             options.paths != "h2v",
             options.paths != "v2h",
             library.threads(),
+            0 if valid is None else contiguous_address(self.key_bias, (shape[0], *shape[2:4])),
         )
         shapes = (shape, shape, (*tokens, channels), tokens, tokens)
         self._as_parameter_ = b"".join([*map(view, self.tensors, shapes), scalars])

@@ -32,6 +32,11 @@ struct Softmax {
     }
     return top[query] == -__builtin_inff() ? 0.0f : top[query];
   }
+
+  // No valid key, no weights: 0 instead of 0 / 0, here and where the backward pass uses the same numbers.
+  void close(int64_t query) {
+    if (total[query] == 0.0f) top[query] = 0.0f, total[query] = 1.0f;
+  }
 };
 
 // exp(row - top) in place for `count` numbers; returns the sum. Writes whole vectors.
@@ -217,6 +222,7 @@ class Forward {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
       int64_t token = heads_before * params_.tokens() + i * params_.width + j;
       for (int s = 0; s < softmaxes_; ++s) {
+        own_.softmax[s].close(query);
         results_.stats[2 * s * all * params_.tokens() + token] = own_.softmax[s].top[query];
         results_.stats[(2 * s + 1) * all * params_.tokens() + token] = own_.softmax[s].total[query];
       }
