@@ -18,7 +18,7 @@ from ppma.config import require
 from ppma.data.decoding import IMAGE_SUFFIXES, decode, decode_labels, image_size
 from ppma.data.errors import LabelFormatError
 from ppma.data.label_maps import LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 
 MOST_CLASSES = 254  # in one byte, beside 0 for no label and 255 for ignored
 SAMPLED_MAPS = 50  # are read before a run

@@ -11,7 +11,7 @@ from torch import nn
 
 from ppma.data.ade20k import Ade20kImages
 from ppma.data.decoding import Report
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 from ppma.data.source import check_classes
 from ppma.models import Checkpoint
 from ppma.tasks.base import Evaluation, Prediction
