@@ -18,16 +18,17 @@ def test_recipe_valid(name):
     assert config.model in CONFIGS
     assert config.task in ("classification", "detection", "segmentation")
     family = name.split("_")[0]
-    if family in ("imagenet", "coco", "ade20k"):
+    if family in ("imagenet", "coco", "ade20k", "cityscapes"):
         assert config.model in name
-        assert config.model_args == {"drop_path_rate": DROP_PATH[config.model.split("_")[1]]}
-    if family in ("coco", "ade20k"):
+        assert config.model_args["drop_path_rate"] == DROP_PATH[config.model.split("_")[1]]
+    if family in ("coco", "ade20k", "cityscapes"):
         assert config.init == f"runs/imagenet_{config.model}/best.safetensors"
 
 
 def test_recipes_paper_complete():
     sizes = [f"{family}_{size}" for family in ("ppma", "rmt") for size in DROP_PATH]
-    papers = {f"imagenet_{model}" for model in sizes} | {f"ade20k_upernet_ppma_{size}" for size in DROP_PATH}
+    papers = {f"{data}_{model}" for data in ("imagenet", "ade20k_upernet", "cityscapes_upernet") for model in sizes}
+    papers |= {f"imagenet_ppma_{size}_paper" for size in DROP_PATH}
     papers |= {f"coco_maskrcnn_ppma_{size}_{schedule}" for size in DROP_PATH for schedule in ("1x", "3x")}
     assert papers <= set(recipes.names())
 

@@ -92,14 +92,14 @@ class Trainer:
         config, world = self.config, self.world
         self.model = self.task.model().to(world.device)
         if config.sync_batch_norm and world.size > 1:
-            self.model = synchronise_batch_norm(self.model, world.device)
+            self.model = synchronise_batch_norm(self.model, world.device, config.sync_batch_norm_skip)
         self.parallel: nn.Module = self.model
         if world.size > 1:
             # Synchronised norms have the same buffers in every process; otherwise the main process's are used.
             self.parallel = DistributedDataParallel(
                 self.model,
                 device_ids=[world.device.index] if world.device.type == "cuda" else None,
-                broadcast_buffers=not config.sync_batch_norm,
+                broadcast_buffers=not config.sync_batch_norm or bool(config.sync_batch_norm_skip),
             )
         self.optimizer = optim.make_optimizer(config, self.model)
         self.schedule = optim.make_schedule(

@@ -186,6 +186,11 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         """Names of the parameters that take no weight decay, beside biases and norms: those that set the decays."""
         return {name for name, _ in self.named_parameters() if name.endswith((".dt_bias", ".A_log", ".decay.bias"))}
 
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of all parameters that the authors exclude from weight decay: ours, but not the layer scales."""
+        flat = {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+        return (flat | self.no_weight_decay()) - {name for name in flat if name.endswith("_scale.gamma")}
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How timm's optimizers group the parameters into layers."""
         if coarse:
