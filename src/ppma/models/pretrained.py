@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release
 from ppma.models.checkpoints.reader import is_safetensors
-from ppma.models.checkpoints.weights import fitting
+from ppma.models.checkpoints.weights import select_weights
 from ppma.models.config import CONFIGS
 from ppma.models.timm_config import CLASSIFIER, FIRST_CONV
 
@@ -60,7 +60,7 @@ def weights_filter(*, features_only: bool) -> Callable[[dict[str, Tensor], nn.Mo
         def fixed(name: str) -> bool:  # timm adapts the other layers to the classes and channels asked for
             return not name.startswith(_HEAD if features_only else f"{CLASSIFIER}.") and not name.startswith(FIRST_CONV)
 
-        fitting(
+        select_weights(
             {name: tensor for name, tensor in own.items() if fixed(name)},
             {name: tensor for name, tensor in state.items() if fixed(name)},
             source=source,

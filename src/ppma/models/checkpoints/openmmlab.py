@@ -1,4 +1,4 @@
-"""The layouts of MMSegmentation and MMDetection, in which the authors' models of these tasks are."""
+"""Layouts of MMSegmentation and MMDetection, which the authors used for these tasks."""
 
 import re
 from collections.abc import Mapping
@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-SEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # marks MMSegmentation's models
+SEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # identifies MMSegmentation's files
 SEGMENTATION_HEADS = ("decode_head.", "auxiliary_head.")
-_DETECTION_HEADS = ("rpn_head.", "roi_head.", "bbox_head.", "mask_head.")  # mark MMDetection's
-# MMSegmentation's names as patterns, ours as replacements.
+_DETECTION_HEADS = ("rpn_head.", "roi_head.", "bbox_head.", "mask_head.")  # identify MMDetection's
+# Patterns of MMSegmentation's names, with our names.
 _RENAMED = ((r"\.bn\.", ".batch_norm."), (r"head\.conv_seg\.", "head.classifier.1."))
 
 
 def task_in(contents: Any) -> str | None:
-    """The task of a file: "segmentation" for MMSegmentation's, "detection" for MMDetection's, None for others."""
+    """The task of a file: "segmentation" for MMSegmentation's, "detection" for MMDetection's, else None."""
     state = contents.get("state_dict") if isinstance(contents, Mapping) else None
     names = [name for name in state if isinstance(name, str)] if isinstance(state, Mapping) else []
     if SEGMENTATION_CLASSIFIER in names:
@@ -23,7 +23,7 @@ def task_in(contents: Any) -> str | None:
 
 
 def convert_segmentation_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of both heads in our names."""
+    """Weights of both heads with our names."""
     converted = {}
     for name, tensor in state.items():
         if isinstance(name, str) and name.startswith(SEGMENTATION_HEADS):
