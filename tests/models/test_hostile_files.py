@@ -326,7 +326,7 @@ def test_preprocessing_absurd(state, tmp_path):
     assert load(json.dumps(good))[2] == ("a", "b", "c")
     for change, message in (
         ({"image_size": 10**9}, "image_size: expected 1 to 16384"),
-        ({"classes": ["a"]}, "expected the names of 3 classes, got 1"),
+        ({"classes": ["a"]}, "expected 3 class names, got 1"),
         ({"classes": 3}, "classes: expected a list"),
         ({"mean": [float("nan")] * 3}, r"mean.*: expected (a )?finite number"),
         ({"std": [0.0] * 3}, "std: expected finite numbers > 0"),

@@ -218,7 +218,7 @@ def test_features_from_classifier(tmp_path):
 def test_features_foreign_weights(tmp_path):
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "resnet.pth")
     overlay = {"file": str(tmp_path / "resnet.pth")}
-    with pytest.raises(CheckpointError, match="do not fit the model"):
+    with pytest.raises(CheckpointError, match="expected the weights of a PPMA or RMT backbone"):
         timm.create_model("ppma_nano", pretrained=True, features_only=True, pretrained_cfg_overlay=overlay)
 
 

@@ -10,7 +10,6 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.block import NORM_EPS
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.stem import Stem
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release, write_checkpoint
@@ -58,7 +57,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         drop_paths = torch.linspace(0, config.drop_path_rate, sum(config.depths), device="cpu").split(config.depths)
         self.stages = nn.ModuleList(Stage(config, index, rates.tolist()) for index, rates in enumerate(drop_paths))
         self.feature_norms = nn.ModuleDict(
-            {str(index): nn.LayerNorm(config.dims[index], eps=NORM_EPS) for index in config.feature_norms}
+            {
+                str(index): nn.LayerNorm(config.dims[index], eps=config.feature_norm_eps)
+                for index in config.feature_norms
+            }
         )
         self.head = self._head()
         self.feature_info = [
@@ -249,13 +251,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
                 source = decode_config(encoded, EXTRA_STATE)
             except CheckpointError as error:
                 return str(error)
-        different = self.config.mismatches(source)
-        if not different:
-            return None
-        theirs, ours = (
-            ", ".join(f"{name}={getattr(config, name)!r}" for name in different) for config in (source, self.config)
-        )
-        return f"the weights are of a model with {theirs}; this one has {ours}"
+        return self.config.mismatch(source)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         write_checkpoint(save_directory / WEIGHTS_NAME, self.state_dict(), self.config)

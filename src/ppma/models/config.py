@@ -78,6 +78,7 @@ _SINGLE: dict[str, Check] = {
     "global_pool": _word(("avg", "")),
     "drop_rate": _number(0, 1),
     "drop_path_rate": _number(0, 1),
+    "feature_norm_eps": _number(0, 1),
 }
 PER_STAGE = tuple(_PER_STAGE)
 
@@ -104,6 +105,7 @@ class BackboneConfig:
         drop_rate: dropout probability before the classifier.
         drop_path_rate: drop path probability of the last block; it grows linearly from 0 at the first.
         feature_norms: indices of the stages whose features have a layer norm of their own, for dense tasks.
+        feature_norm_eps: epsilon of these layer norms; the authors' models have 1e-5 here and 1e-6 elsewhere.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -132,6 +134,7 @@ class BackboneConfig:
     drop_rate: float = 0.0
     drop_path_rate: float = 0.0
     feature_norms: tuple[int, ...] = ()
+    feature_norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         stages = _stages(self.depths)
@@ -168,20 +171,30 @@ class BackboneConfig:
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in fields if value != getattr(base, name)}
 
-    def mismatches(self, other: "BackboneConfig") -> list[str]:
-        """Names of the fields by which two models with weights of the same shapes compute different functions.
+    def mismatch(self, source: "BackboneConfig") -> str | None:
+        """Why weights of another model cannot be used although their shapes fit: it computes another function.
 
-        Stages that only one of them has are ignored, and so are drop rates.
+        Stages that only one of the models has are ignored, and so are drop rates.
+
+        Args:
+            source: of the model that the weights come from.
+
+        Returns:
+            The differences in one line, None if there are none.
         """
-        stages = min(len(self.depths), len(other.depths))
+        stages = min(len(self.depths), len(source.depths))
         names = ["mask", "formulation", "stem_stride", "kinds", "heads"]
-        if "rmt" in (self.mask, other.mask):
+        if "rmt" in (self.mask, source.mask):
             names.append("fixed_decay_spans")
 
         def value(config: BackboneConfig, name: str) -> Any:
             return getattr(config, name)[:stages] if name in PER_STAGE else getattr(config, name)
 
-        return [name for name in names if value(self, name) != value(other, name)]
+        different = [name for name in names if value(self, name) != value(source, name)]
+        theirs, ours = (
+            ", ".join(f"{name}={getattr(config, name)!r}" for name in different) for config in (source, self)
+        )
+        return f"the weights are of a model with {theirs}; this one has {ours}" if different else None
 
     def without_head(self, stages: int) -> "BackboneConfig":
         """A copy with the first `stages` stages and no classifier."""

@@ -22,6 +22,14 @@ def task_in(contents: Any) -> str | None:
     return "detection" if any(name.startswith(_DETECTION_HEADS) for name in names) else None
 
 
+def facts_in(contents: Any) -> dict[str, Any]:
+    """Class names and colours from the `meta` of a file, if it has them."""
+    meta = contents.get("meta") if isinstance(contents, Mapping) else None
+    if not isinstance(meta, Mapping) or not isinstance(meta.get("CLASSES"), list | tuple):
+        return {}
+    return {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
+
+
 def convert_segmentation_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of both heads with our names."""
     converted = {}

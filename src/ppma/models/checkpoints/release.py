@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppma import masks
 from ppma.layers.rope import rotary_frequencies
-from ppma.models.checkpoints.weights import CheckpointError, check_tensors
+from ppma.models.checkpoints.weights import CheckpointError, check_tensors, listed
 from ppma.models.config import CONFIGS, BackboneConfig, find_variant
 
 _SIGNATURE = "patch_embed.proj.0.weight"
@@ -39,27 +39,29 @@ _RENAMED = [
 ]
 _DOWNSAMPLE = re.compile(r"layers\.(\d{1,4})\.downsample\.(reduction|norm)\.(.+)")
 _QKV = re.compile(_BLOCK + r"retention\.([qkv])_proj\.(weight|bias)")
+_EMA_KEYS, _RAW_KEYS = ("model_ema", "state_dict_ema"), ("model", "models", "state_dict")
 _CONSTANT = re.compile(r"layers\.(\d{1,4})\.Relpos\.(angle|decay)")
 
 
-def find_weights(checkpoint: Any, *, ema: bool, source: str) -> dict[str, Tensor]:
+def find_weights(checkpoint: Any, *, ema: bool | None, source: str) -> dict[str, Tensor]:
     """The backbone's weights in a file of the authors, with their names.
 
     Args:
         checkpoint: contents of the file: a dictionary with weights under "model" or "models" and EMA weights under
-            "model_ema" (classification), or under "state_dict" (detection, segmentation); or the weights themselves.
-        ema: take the EMA weights.
+            "model_ema" (classification), or under "state_dict" (detection, segmentation, timm); or the weights
+            themselves.
+        ema: take the EMA weights or not; None takes them if the file has them, as the published figures do.
         source: of the weights, for messages.
     """
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"{source}: expected a dictionary, got {type(checkpoint).__name__}")
-    names = ("model_ema",) if ema else ("model", "models", "state_dict")
+    names = _EMA_KEYS * (ema is not False) + _RAW_KEYS * (not ema)
     found = next((checkpoint[name] for name in names if isinstance(checkpoint.get(name), Mapping)), None)
     if found is None and not ema and all(isinstance(value, Tensor) for value in checkpoint.values()):
         found = checkpoint
     if found is None:
         raise CheckpointError(
-            f"{source}: expected weights under {' or '.join(map(repr, names))}, found {', '.join(map(str, checkpoint))}"
+            f"{source}: expected weights under {' or '.join(map(repr, names))}, found {listed([*map(str, checkpoint)])}"
         )
     state = {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
     if f"backbone.{_SIGNATURE}" in state:

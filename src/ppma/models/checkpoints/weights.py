@@ -5,7 +5,7 @@ A file may be damaged or hostile: sizes it claims are checked against the file b
 
 import reprlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -74,7 +74,8 @@ def _check_values(name: str, tensor: Tensor, own: Tensor, source: str) -> None:
         raise CheckpointError(f"{source}: {name}: expected {own.dtype}, got {tensor.dtype}")
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
     shown = ", ".join(name[:200] for name in names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
@@ -108,7 +109,7 @@ def select_weights(
         ),
     }
     found = {name: state[name] for name in own if name in state and state[name].shape == own[name].shape}
-    text = "; ".join(f"{kind}: {_listed(names)}" for kind, names in problems.items() if names)
+    text = "; ".join(f"{kind}: {listed(names)}" for kind, names in problems.items() if names)
     fresh = sum(tensor.numel() for name, tensor in own.items() if name not in found)
     if text and (strict or 2 * len(found) < len(own) or fresh > _MOST_FRESH):
         raise CheckpointError(f"{source}: the weights do not fit the model. {text}")
