@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and EMA from timm's parts."""
+"""Optimizer, learning-rate schedule and EMA, all timm's."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from ppma.engine.config import RunConfig
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """No weight decay on biases, norms and what the model's `no_weight_decay` names."""
+    """Make the optimizer; biases, norms and the model's `no_weight_decay` names are excluded from weight decay."""
     chosen = config.optimizer
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
     try:
@@ -26,12 +26,12 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
             layer_decay=chosen.layer_decay,
             **adam,
         )
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # packages or GPUs that some of them need
-        raise ConfigError(f"optimizer: {chosen.name} cannot be used here: {error}") from None
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # a missing package or GPU
+        raise ConfigError(f"optimizer: {chosen.name} is not available: {error}") from None
 
 
 def make_schedule(config: RunConfig, optimizer: Optimizer, *, steps: int, steps_per_epoch: int) -> Scheduler:
-    """A schedule over steps; `step_update(n)` sets the rate of the step after n."""
+    """Make the schedule over steps; `step_update(n)` sets the learning rate of step n + 1."""
     chosen = config.schedule
     warmup = chosen.warmup_steps
     if warmup is None:
@@ -52,9 +52,9 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, *, steps: int, steps_
 
 
 class WarmEma(ModelEmaV3):
-    """A moving average that follows the model from the first step on.
+    """A moving average whose decay warms up.
 
-    With the decay alone, the random start would weigh decay^t after t steps: nearly everything in a short run.
+    With a constant decay the initial weights would keep a weight of decay^t after t steps, close to 1 in a short run.
     """
 
     def get_decay(self, step: int | None = None) -> float:
@@ -63,17 +63,12 @@ class WarmEma(ModelEmaV3):
 
 
 def make_ema(config: RunConfig, model: nn.Module) -> WarmEma | None:
-    """The moving average, which starts as a copy of the model."""
+    """Make the moving average, which starts as a copy of the model; None without `ema`."""
     return None if config.ema is None else WarmEma(model, decay=config.ema.for_batch(config.batch_size))
 
 
-def weights_to_use(model: nn.Module, ema: ModelEmaV3 | None) -> nn.Module:
-    """A model for evaluation and saving: the moving average where there is one."""
-    return model if ema is None else ema.module
-
-
 def load_optimizer(optimizer: Optimizer, state: dict) -> None:
-    """Continue the optimizer's moments; its options stay those of the present configuration."""
+    """Restore the optimizer's moments; its options stay those of the current configuration."""
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, kept in zip(optimizer.param_groups, options, strict=True):

@@ -1,10 +1,13 @@
 """Layouts of MMSegmentation and MMDetection, which the authors used for these tasks."""
 
 import re
+import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from ppma.models.checkpoints.weights import CheckpointError
 
 SEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # identifies MMSegmentation's files
 SEGMENTATION_HEADS = ("decode_head.", "auxiliary_head.")
@@ -22,14 +25,6 @@ def task_in(contents: Any) -> str | None:
     return "detection" if any(name.startswith(_DETECTION_HEADS) for name in names) else None
 
 
-def facts_in(contents: Any) -> dict[str, Any]:
-    """Class names and colours from the `meta` of a file, if it has them."""
-    meta = contents.get("meta") if isinstance(contents, Mapping) else None
-    if not isinstance(meta, Mapping) or not isinstance(meta.get("CLASSES"), list | tuple):
-        return {}
-    return {"classes": meta["CLASSES"], "palette": meta.get("PALETTE")}
-
-
 def convert_segmentation_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of both heads with our names."""
     converted = {}
@@ -39,3 +34,37 @@ def convert_segmentation_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]
                 name = re.sub(pattern, ours, name)
             converted[name] = tensor
     return converted
+
+
+class Meta(NamedTuple):
+    """Classes of the data set that a model was trained on.
+
+    Attributes:
+        classes: names in the order of the outputs, None if the file has none.
+        palette: an RGB colour for each class, None if the file has none.
+    """
+
+    classes: tuple[str, ...] | None
+    palette: tuple[tuple[int, int, int], ...] | None
+
+
+def read_meta(contents: Any, source: str) -> Meta:
+    """Read `CLASSES` and `PALETTE` in the `meta` of a file; `source` names it in messages."""
+    meta = contents.get("meta") if isinstance(contents, Mapping) else None
+    classes, palette = (meta.get(key) if isinstance(meta, Mapping) else None for key in ("CLASSES", "PALETTE"))
+    if classes is None:
+        return Meta(None, None)
+    named = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+    if not named or not classes or len(set(classes)) < len(classes):
+        raise CheckpointError(
+            f"{source}: meta.CLASSES: expected a list of different names, got {reprlib.repr(classes)}"
+        )
+    if palette is None:
+        return Meta(tuple(classes), None)
+    try:
+        colours = tuple((int(red), int(green), int(blue)) for red, green, blue in palette)
+    except (TypeError, ValueError, OverflowError):
+        colours = ()
+    if len(colours) != len(classes) or not all(0 <= value <= 255 for colour in colours for value in colour):
+        raise CheckpointError(f"{source}: meta.PALETTE: expected three numbers from 0 to 255 for each class")
+    return Meta(tuple(classes), colours)

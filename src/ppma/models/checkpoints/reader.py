@@ -67,36 +67,31 @@ class Checkpoint:
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
         key = keys.task_key(self.task)
-        if key in self.metadata:
-            return keys.mapping(self.metadata[key], f"{self.path}: {key}")
-        return {} if self.metadata else openmmlab.facts_in(self.contents)
+        return keys.mapping(self.metadata[key], f"{self.path}: {key}") if key in self.metadata else {}
+
+    @functools.cached_property
+    def _meta(self) -> openmmlab.Meta:
+        return openmmlab.Meta(None, None) if self.metadata else openmmlab.read_meta(self.contents, str(self.path))
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Class names in the order of the scores, None if the file has none."""
         if not self._facts:
-            return None
+            return self._meta.classes
         classes = self._facts.get("classes")
-        if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise self._error("classes: expected a list of names")
         return tuple(classes)
 
     @property
     def palette(self) -> tuple[tuple[int, int, int], ...] | None:
-        """Colours of the classes (red, green, blue from 0 to 255), None if the file has none."""
-        palette = self._facts.get("palette")
-        if not isinstance(palette, list | tuple):
-            return None
-        colours = [tuple(colour) for colour in palette if isinstance(colour, list | tuple) and len(colour) == 3]
-        valid = all(isinstance(value, int) and 0 <= value <= 255 for colour in colours for value in colour)
-        if not valid or len(colours) != len(palette) or len(colours) != len(self.classes or ()):
-            raise self._error("palette: expected three numbers from 0 to 255 for each class")
-        return tuple((int(red), int(green), int(blue)) for red, green, blue in colours)
+        """RGB colours of the classes, from 0 to 255; None if the file has none."""
+        return self._meta.palette
 
     @property
     def preprocessing(self) -> Preprocessing | None:
         """Preprocessing of a classifier's images, None if the file has none."""
-        fields = {name: value for name, value in self._facts.items() if name not in ("classes", "palette")}
+        fields = {name: value for name, value in self._facts.items() if name != "classes"}
         if not fields or "config" in fields:
             return None
         try:
