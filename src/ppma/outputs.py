@@ -10,9 +10,9 @@ def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> P
     """Check that a file can be written, without touching it.
 
     Args:
-        name: of the argument, for messages.
-        path: of the file.
-        suffixes: allowed endings of its name; empty allows any.
+        name: name of the argument, for messages.
+        path: the file.
+        suffixes: allowed suffixes in lower case; any if empty.
 
     Returns:
         The path.
@@ -26,7 +26,7 @@ def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> P
         ValueError: OUT: expected a name that ends in .onnx or .pt2, got 'model.bin'
     """
     target = Path(path)
-    if suffixes and target.suffix not in suffixes:
+    if suffixes and target.suffix.lower() not in suffixes:
         raise ValueError(f"{name}: expected a name that ends in {' or '.join(suffixes)}, got {str(path)!r}")
     if target.is_dir():
         raise ValueError(f"{name}: expected a file, got the folder {target}")

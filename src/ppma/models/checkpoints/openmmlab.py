@@ -56,9 +56,7 @@ def read_meta(contents: Any, source: str) -> Meta:
         return Meta(None, None)
     named = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
     if not named or not classes or len(set(classes)) < len(classes):
-        raise CheckpointError(
-            f"{source}: meta.CLASSES: expected a list of different names, got {reprlib.repr(classes)}"
-        )
+        raise CheckpointError(f"{source}: meta.CLASSES: expected different names, got {reprlib.repr(classes)}")
     if palette is None:
         return Meta(tuple(classes), None)
     try:
@@ -66,5 +64,5 @@ def read_meta(contents: Any, source: str) -> Meta:
     except (TypeError, ValueError, OverflowError):
         colours = ()
     if len(colours) != len(classes) or not all(0 <= value <= 255 for colour in colours for value in colour):
-        raise CheckpointError(f"{source}: meta.PALETTE: expected three numbers from 0 to 255 for each class")
+        raise CheckpointError(f"{source}: meta.PALETTE: expected a colour, three numbers from 0 to 255, for each class")
     return Meta(tuple(classes), colours)
