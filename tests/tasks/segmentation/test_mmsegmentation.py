@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_named(state, tmp_path):
 
 
 def test_classifiers_are_no_segmenters(digits_run, tmp_path, capsys):
-    with pytest.raises(CheckpointError, match="expected a model trained for segmentation, found none"):
+    with pytest.raises(CheckpointError, match="expected a segmentation model, found none"):
         load_segmenter(digits_run / "best.safetensors")
     assert ppma.open_checkpoint(digits_run / "best.safetensors").task == "classification"
     assert main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2

@@ -257,7 +257,7 @@ def test_mistakes_in_the_configuration_are_named():
         load_config(RECIPE, ["class_balance=2"])
     with pytest.raises(ConfigError, match=r"test.stride: expected 1 to window"):
         load_config(RECIPE, ["test.stride=900"])
-    with pytest.raises(ConfigError, match=r"model_args.num_classes: expected nothing: the task says it"):
+    with pytest.raises(ConfigError, match=r"model_args.num_classes: expected no value, the task sets it"):
         load_config(RECIPE, ["model_args.num_classes=3"])
     with pytest.raises(ConfigError, match=r"did you mean 'ppma_nano'\?"):
         load_config(RECIPE, ["model=ppma_nanno"])
