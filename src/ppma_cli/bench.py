@@ -86,9 +86,9 @@ def _reports(args: argparse.Namespace) -> "list[Report]":
     rounds = {} if args.rounds is None else {"rounds": args.rounds}
     sizes = {"batch": args.batch, "size": args.size}
     if args.device != "cpu":
-        from ppma.bench import gpu  # which needs Triton
+        from ppma.bench.gpu import measure  # which needs Triton
 
-        return gpu.run(args.device, **rounds)
+        return measure.run(args.device, **rounds)
     if args.suite == "ops":
         return ops.suite(**rounds)
     if args.suite == "scaling":

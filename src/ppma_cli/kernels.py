@@ -1,4 +1,4 @@
-"""`ppma kernels`: what the GPU kernels should cost, and with `--report` what they take on GPUs not at hand."""
+"""`ppma kernels`: the predicted cost of the GPU kernels, and with `--report` what the compiler makes of them."""
 
 import argparse
 
@@ -26,10 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
         import triton  # noqa: F401
     except ImportError as error:
         raise ValueError(f"kernels: expected Triton to be installed, got {error}") from error
-    from ppma.bench import resources, roofline
+    from ppma.bench.gpu import prediction
+    from ppma.bench.gpu import report as resources
 
     if not arguments.report:
-        for report in roofline.reports():
+        for report in prediction.reports():
             print(report.markdown(), end="\n\n")
         return 0
     report, spilled = resources.resource_report(arguments.targets, arguments.channels, arguments.dtype)

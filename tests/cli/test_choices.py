@@ -22,8 +22,8 @@ def test_choices_are_the_registries():
 
 def test_choices_of_kernels():
     pytest.importorskip("triton")
+    from ppma.bench.gpu.targets import TARGETS
     from ppma.ops.backends.triton import _DTYPES
-    from ppma.ops.backends.triton.targets import TARGETS
 
     assert tuple(TARGETS) == choices.TARGETS
     assert {getattr(torch, name) for name in choices.DTYPES} == set(_DTYPES)

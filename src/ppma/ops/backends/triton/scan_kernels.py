@@ -17,13 +17,13 @@ from ppma.ops.backends.triton.tiles import head_of
 
 
 @triton.jit
-def program_line(heads, lines, after, channels, CHANNELS: tl.constexpr):
+def program_line(heads, lines, after, channels, BLOCK_D: tl.constexpr):
     """Number of the line, its image, head and place before and after the scanned axis, and a block of channels."""
-    blocks = tl.cdiv(channels, CHANNELS)
+    blocks = tl.cdiv(channels, BLOCK_D)
     index = tl.program_id(0) // blocks
     batch, head = head_of(index // lines, heads)
     line = index % lines
-    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    channel = tl.program_id(0) % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
     return index.to(tl.int64), (batch, head, line // after, line % after), channel
 
 
@@ -81,11 +81,11 @@ def token(tile, position, wanted):
 
 
 @triton.jit
-def right_carries(x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr):
+def right_carries(x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr):
     """R at the first token of every chunk but the first: carries is (lines of all heads, chunks, channels)."""
-    index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
+    index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
     chunks = tl.cdiv(n, CHUNK)
-    carry = tl.zeros((CHANNELS,), tl.float32)
+    carry = tl.zeros((BLOCK_D,), tl.float32)
     for back in range(chunks - 1):
         chunk = chunks - 1 - back
         position = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -110,11 +110,11 @@ def both_sides(
 
 @triton.jit
 def scan_lines(
-    x, log_decay, carries, add, out, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr
+    x, log_decay, carries, add, out, heads, lines, after, n, channels, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Out = decay matrix @ x (+ add), for one line and a block of channels."""
-    index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
-    state = tl.zeros((CHANNELS,), tl.float32)
+    index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
+    state = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, n, CHUNK):
         position = start + tl.arange(0, CHUNK)
         decay, next_decay = load_decay(log_decay, line, position, n), load_decay(log_decay, line, position + 1, n)
@@ -130,16 +130,16 @@ def scan_lines(
 @triton.jit
 def scan_lines_backward(
     grad, x, log_decay, grad_carries, x_carries, add, grad_x, grad_log,
-    heads, lines, after, n, channels, slot_stride, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
+    heads, lines, after, n, channels, slot_stride, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The decay matrix is symmetric, so grad_x is a scan too; d log a[m] = <u_x[m], r_grad[m]> + <u_grad[m], r_x[m]>.
 
     Each block of channels writes its own slot of `grad_log`.
     """
-    index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
-    slot = (tl.program_id(0) % tl.cdiv(channels, CHANNELS)).to(tl.int64)
-    grad_state = tl.zeros((CHANNELS,), tl.float32)
-    x_state = tl.zeros((CHANNELS,), tl.float32)
+    index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
+    slot = (tl.program_id(0) % tl.cdiv(channels, BLOCK_D)).to(tl.int64)
+    grad_state = tl.zeros((BLOCK_D,), tl.float32)
+    x_state = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, n, CHUNK):
         position = start + tl.arange(0, CHUNK)
         inside = position < n

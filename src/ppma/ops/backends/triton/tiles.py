@@ -63,26 +63,26 @@ def head_of(index, heads):
 
 
 @triton.jit
-def tokens_at(field, batch, head, row, col, inside, CHANNELS: tl.constexpr, TILE: tl.constexpr):
-    """Pointers to the channels of some tokens and the mask of those that exist, (tokens, TILE)."""
-    c = tl.arange(0, TILE)
+def tokens_at(field, batch, head, row, col, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Pointers to the channels of some tokens and the mask of those that exist, (tokens, BLOCK_D)."""
+    c = tl.arange(0, BLOCK_D)
     strides = field.strides
     tokens = row * strides[2] + col * strides[3]
     there = field.data + (batch * strides[0] + head * strides[1]) + (tokens[:, None] + (c * strides[4])[None, :])
-    return there, inside[:, None] & (c < CHANNELS)[None, :]
+    return there, inside[:, None] & (c < D)[None, :]
 
 
 @triton.jit
-def load_tokens(field, batch, head, row, col, inside, CHANNELS: tl.constexpr, TILE: tl.constexpr):
-    """The vectors of some tokens, (tokens, TILE), zero outside. `field` is (B, heads, rows, cols, CHANNELS)."""
-    there, mask = tokens_at(field, batch, head, row, col, inside, CHANNELS, TILE)
+def load_tokens(field, batch, head, row, col, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The vectors of some tokens, (tokens, BLOCK_D), zero outside. `field` is (B, heads, rows, cols, D)."""
+    there, mask = tokens_at(field, batch, head, row, col, inside, D, BLOCK_D)
     return tl.load(there, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_tokens(field, batch, head, row, col, inside, value, CHANNELS: tl.constexpr, TILE: tl.constexpr):
+def store_tokens(field, batch, head, row, col, inside, value, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The counterpart of `load_tokens`, converting to the type of the tensor."""
-    there, mask = tokens_at(field, batch, head, row, col, inside, CHANNELS, TILE)
+    there, mask = tokens_at(field, batch, head, row, col, inside, D, BLOCK_D)
     tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
 
 
