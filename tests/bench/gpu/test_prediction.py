@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+import ppma
 from ppma.bench import unmasked
 from ppma.bench.gpu import measure, prediction
 from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
@@ -75,9 +77,24 @@ def test_measure_without_gpu(capsys):
         measure.run("cpu")
 
 
-def test_unmasked_shapes():
-    q, k, v = torch.randn(3, 1, 2, 3, 4, 8)
-    assert unmasked.without_mask(q, k, v).shape == unmasked.lines_without_mask(q, k, v).shape == v.shape
+@pytest.mark.parametrize(
+    ("plain", "masked"),
+    [(unmasked.without_mask, ppma.polyline_attention), (unmasked.lines_without_mask, ppma.criss_cross_attention)],
+)
+def test_unmasked_same_as_decay_one(plain, masked, monkeypatch):
+    """PyTorch's fused kernels take four axes."""
+    axes, attention = [], F.scaled_dot_product_attention
+
+    def counted(*tensors):
+        axes.extend(tensor.ndim for tensor in tensors)
+        return attention(*tensors)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    q, k, v = torch.randn(3, 2, 2, 3, 4, 8)
+    ones = torch.zeros(2, 2, 3, 4)
+    paths = 2 if plain is unmasked.without_mask else 1  # of criss-cross attention both are computed
+    torch.testing.assert_close(plain(q, k, v) * paths, masked(q, k, v, ones, ones))
+    assert set(axes) == {4}
 
 
 def test_kernels_command_predictions(capsys):

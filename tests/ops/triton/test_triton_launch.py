@@ -119,6 +119,13 @@ def test_unsupported_reason_no_gpu():
         ppma.polyline_attention(*inputs(), backend="triton")
 
 
+@pytest.mark.parametrize(("version", "refused"), [("3.2.0", True), ("3.3.0", False), ("3.10.1+git", False)])
+def test_unsupported_reason_old_triton(version, refused, monkeypatch):
+    monkeypatch.setattr(triton.triton, "__version__", version)
+    reason = triton.unsupported_reason(torch.device("cpu"), torch.float32)
+    assert ("it needs Triton 3.3 or newer" in reason) == refused
+
+
 def test_operators_same_as_torch():
     assert set(triton.__all__) == set(pytorch.__all__) - {"depthwise_conv", "rotary_split"}
 

@@ -31,6 +31,7 @@ from ppma.ops.backends.triton.tiles import (
     softmax_again,
     store_plane,
     store_tokens,
+    unbounded_product,
     unless_certain,
     with_cuts,
 )
@@ -148,7 +149,10 @@ def attention_forward(
                 if V2H and H2V:
                     near += far
                 weights = scores * (near if V2H else far)
-                acc = product(weights.to(value.dtype), value, acc, UPCAST)
+                if MODE == "linear":
+                    acc = unbounded_product(weights, value, acc, UPCAST)
+                else:
+                    acc = product(weights.to(value.dtype), value, acc, UPCAST)
 
     if MODE != "linear":
         acc /= total[:, None]
@@ -304,8 +308,13 @@ def attention_backward(
                 if FAR:
                     far *= grads
 
-            acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
-            if KEY_SIDE:
+            if MODE == "linear":
+                acc_a = unbounded_product(grad_scores, oa, acc_a, UPCAST)
+            else:
+                acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
+            if KEY_SIDE and MODE == "linear":
+                acc_b = unbounded_product(weights, ob, acc_b, UPCAST)
+            elif KEY_SIDE:
                 acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
             if NEAR:
                 row_sum += near

@@ -13,7 +13,7 @@ Fields are (B, heads, before, n, after, channels) with the line along n.
 import triton
 import triton.language as tl
 
-from ppma.ops.backends.triton.tiles import head_of
+from ppma.ops.backends.triton.tiles import head_of, index_of
 
 
 @triton.jit
@@ -30,25 +30,26 @@ def program_line(heads, lines, after, channels, BLOCK_D: tl.constexpr):
 @triton.jit
 def line_start(field, line):
     strides = field.strides
-    return field.data + (line[0] * strides[0] + line[1] * strides[1] + line[2] * strides[2] + line[3] * strides[4])
+    within = index_of(field, line[2]) * strides[2] + index_of(field, line[3]) * strides[4]
+    return field.data + (line[0] * strides[0] + line[1] * strides[1]) + within
 
 
 @triton.jit
 def load_decay(log_decay, line, position, n):
     """The decay on the edge before each position; 0 outside the line, whose edges may hold anything."""
-    there = line_start(log_decay, line) + position * log_decay.strides[3]
+    there = line_start(log_decay, line) + index_of(log_decay, position) * log_decay.strides[3]
     return tl.exp(tl.load(there, mask=(position > 0) & (position < n), other=float("-inf")).to(tl.float32))
 
 
 @triton.jit
 def load_line(x, line, position, inside, channel, channels):
-    there = line_start(x, line) + (position[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
+    there = line_start(x, line) + (index_of(x, position)[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
     return tl.load(there, mask=inside[:, None] & (channel < channels)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_line(x, line, position, inside, channel, channels, value):
-    there = line_start(x, line) + (position[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
+    there = line_start(x, line) + (index_of(x, position)[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
     tl.store(there, value.to(x.data.dtype.element_ty), mask=inside[:, None] & (channel < channels)[None, :])
 
 
@@ -155,4 +156,5 @@ def scan_lines_backward(
             x, x_carries, x_state, index, line, start, position, decay, next_decay, n, channel, channels, CHUNK
         )
         log = tl.sum(x_left * grad_right + grad_left * x_right, 1)
-        tl.store(line_start(grad_log, line) + slot * slot_stride + position * grad_log.strides[3], log, mask=inside)
+        there = line_start(grad_log, line) + slot * slot_stride + index_of(grad_log, position) * grad_log.strides[3]
+        tl.store(there, log, mask=inside)
