@@ -87,7 +87,7 @@ inline Vec min(Vec a, Vec b) { return select(b < a, b, a); }
 // division costs as much as ten products there.
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
-  Vec guess = _mm512_rcp14_ps(x);
+  Vec guess = _mm512_maskz_rcp14_ps(0xffff, x);
 #elif defined(__AVX__)
   Vec guess = _mm256_rcp_ps(x);
 #else
