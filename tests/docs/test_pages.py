@@ -37,7 +37,7 @@ TOO_LARGE = Path("detection-segmentation.md")
 
 
 @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page != TOO_LARGE], ids=str)
-def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
+def test_page_python(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     registries = ((masks, "KINDS"), (registry, "TASKS"), (images, "SOURCES"), (segmentation, "LAYOUTS"))
     for module, name in registries:  # pages add some of their own
@@ -51,7 +51,7 @@ def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
     assert "False" not in printed
 
 
-def test_table_of_backbones_is_what_info_prints(capsys):
+def test_backbones_table_matches_info(capsys):
     assert main(["info"]) == 0
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header[:5] == ["model", "formulation", "mask", "image", "parameters"]

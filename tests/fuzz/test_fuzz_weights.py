@@ -330,10 +330,10 @@ def fuzz(originals, folder, seeds):
     return models
 
 
-def test_fuzzed_weight_files(originals, tmp_path):
+def test_fuzz_weight_files(originals, tmp_path):
     assert 0 < fuzz(originals, tmp_path, range(SEED, SEED + 120)) < 120
 
 
 @pytest.mark.slow
-def test_fuzzed_weight_files_long(originals, tmp_path):
+def test_fuzz_weight_files_long(originals, tmp_path):
     assert 0 < fuzz(originals, tmp_path, range(1000 + SEED, 3000 + SEED)) < 2000

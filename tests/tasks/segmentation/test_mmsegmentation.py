@@ -217,7 +217,7 @@ def test_load_errors(state, tmp_path):
 
 
 def test_load_classifier(digits_run, tmp_path, capsys):
-    with pytest.raises(CheckpointError, match="expected a model trained for segmentation, found none"):
+    with pytest.raises(CheckpointError, match="expected a segmentation model, found none"):
         load_segmenter(digits_run / "best.safetensors")
     assert ppma.open_checkpoint(digits_run / "best.safetensors").task == "classification"
     assert main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2

@@ -263,7 +263,7 @@ def test_labels_plain_stored(scenes, tmp_path, capsys):
         (["augment.ratio=[1,1000]"], "augment.ratio: expected at most 16384 pixels"),
         (["decoder.channels=100000000"], "decoder.channels: expected 1 to 16384"),
         (["decoder.pool_scales=[1,100000]"], "decoder.pool_scales: expected numbers from 1 to 1024"),
-        (["model_args.num_classes=3"], "model_args.num_classes: expected no"),
+        (["model_args.num_classes=3"], "model_args.num_classes: expected no value, the task sets it"),
         (["model=ppma_nanno"], r"did you mean 'ppma_nano'\?"),
     ],
 )

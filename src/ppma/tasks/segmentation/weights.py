@@ -51,8 +51,7 @@ def load_segmenter(path: str | Path | Checkpoint, **changes: Any) -> tuple[UPerN
 
 def palette_of(checkpoint: Checkpoint, data: SegmentationDataConfig) -> Sequence[Colour] | None:
     """The colours of the classes: those in the file's `meta`, else those of the data set's layout."""
-    stored = None if checkpoint.native else openmmlab.read_meta(checkpoint.contents, str(checkpoint.path)).palette
-    return stored or data.layout.palette
+    return checkpoint.palette or data.layout.palette
 
 
 def _from_mmsegmentation(checkpoint: Checkpoint, **changes: Any) -> tuple[UPerNet, tuple[str, ...]]:
@@ -64,7 +63,7 @@ def _from_mmsegmentation(checkpoint: Checkpoint, **changes: Any) -> tuple[UPerNe
     if main is None or auxiliary is None or main.ndim != 4 or auxiliary.ndim != 4:
         raise CheckpointError(f"{source}: expected the classifiers of both heads, (classes, channels, 1, 1) each")
     outputs = main.shape[0]
-    names = openmmlab.read_meta(checkpoint.contents, source).classes or tuple(map(str, range(outputs)))
+    names = checkpoint.classes or tuple(map(str, range(outputs)))
     if len(names) > outputs:
         raise CheckpointError(f"{source}: expected an output for each of the {len(names)} classes, found {outputs}")
     if len(names) < outputs:  # the authors' Cityscapes models kept the 150 outputs of ADE20K
