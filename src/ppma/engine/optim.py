@@ -98,8 +98,9 @@ class WarmEma(ModelEmaV3):
 
     def get_decay(self, step: int | None = None) -> float:
         """The decay of update number `step`, counted from 1."""
-        warm = step is not None and self.use_warmup
-        return min(self.decay, (1 + step) / (10 + step)) if warm else self.decay
+        if step is None or not self.use_warmup:
+            return self.decay
+        return min(self.decay, (1 + step) / (10 + step))
 
 
 def make_ema(config: RunConfig, model: nn.Module) -> WarmEma | None:
