@@ -186,7 +186,7 @@ def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):
         *("schedule.name=constant", "augment.ratio=[1,1]", "augment.photometric=false"),
         *("decoder.channels=64", "decoder.auxiliary_channels=32", "decoder.dropout=0"),
     )
-    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    train(RECIPE, tmp_path, assignments=changes)
     losses = [row["train_decoder"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(losses) == 10
     assert losses[0] > 2.2  # ln 11 is no knowledge
@@ -273,6 +273,6 @@ def test_the_same_command_under_torchrun(scenes, tmp_path):
 def test_the_recipe_labels_held_out_scenes(tmp_path):
     torch.set_num_threads(2)
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
     assert summary["val_count"] == 200
     assert summary["val_mIoU"] >= 50

@@ -116,7 +116,7 @@ class Ablation:
 
 
 def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> ClassificationConfig:
-    return dataclasses.replace(config, model_args={**config.model_args, "mask": mask}, seed=seed)
+    return dataclasses.replace(config, model_args={**config.model_args, "mask": mask}, seed=seed, log=("csv",))
 
 
 def _check_same(config: ClassificationConfig, run: Path) -> None:
@@ -134,7 +134,7 @@ def _accuracy(config: ClassificationConfig, run: Path) -> float:
     if (run / SUMMARY).is_file() and (run / CONFIG).is_file():
         summary: dict[str, Any] = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     else:
-        summary = train(config, run, resume="auto", tensorboard=False)
+        summary = train(config, run, resume="auto")
     return summary["test_top1"] if "test_top1" in summary else summary["val_top1"]
 
 
