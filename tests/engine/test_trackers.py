@@ -45,9 +45,12 @@ def test_trackers_receive_every_row(tmp_path, monkeypatch, name):
     assert options["config"]["lr"] == 0.01
     assert ("dir" in options) == (name == "wandb")
     assert recorder.finished == 1
+    (out / "wandb").mkdir()
+    (out / "wandb" / "latest-run").symlink_to("offline-run-20260101_000000-ab12cd34")
     with pytest.warns(UserWarning, match="epochs"):
         run(out, f"log=[csv, {name}]", "epochs=4", resume="auto")
     assert recorder.options[1]["resume"] == "allow"
+    assert recorder.options[1].get("id") == ("ab12cd34" if name == "wandb" else None)
 
 
 def test_trackers_tensorboard(tmp_path):
@@ -79,9 +82,9 @@ def test_trackers_failure_does_not_end_the_run(tmp_path, monkeypatch):
     assert len(read_rows(tmp_path / "metrics.csv")) == 2
 
 
-def test_trackers_that_cannot_start_are_dropped(tmp_path, monkeypatch):
+def test_trackers_not_started(tmp_path, monkeypatch):
     recorder = Recorder("trackio")
     recorder.module.init = lambda **_: 1 / 0
     monkeypatch.setitem(sys.modules, "trackio", recorder.module)
-    with pytest.warns(UserWarning, match="log: trackio gets no more rows: division by zero"):
-        assert Trackers(["trackio"], tmp_path, 0, {}).open == {}
+    with pytest.raises(ConfigError, match="log: trackio does not start: division by zero"):
+        Trackers(["trackio"], tmp_path, 0, {})

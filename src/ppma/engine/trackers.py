@@ -10,7 +10,7 @@ from typing import Any
 from ppma.config import ConfigError
 
 PROJECT = "ppma"
-EVENTS = "tensorboard"  # TensorBoard's folder in the run's
+EVENTS, WANDB = "tensorboard", "wandb"  # folders in the run's
 
 
 def check_installed(names: Sequence[str]) -> None:
@@ -21,13 +21,16 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Sends rows to trackers. They repeat what is in metrics.csv, so one that fails is dropped with a warning.
+    """Sends rows to trackers. They repeat what is in metrics.csv, so one that fails later is dropped with a warning.
 
     Args:
         names: entries of `RunConfig.log`.
         run: the run's folder; its name is the name of the run.
         step: where the run starts; above 0, the earlier run is continued.
         config: plain values of the configuration.
+
+    Raises:
+        ConfigError: a tracker does not start.
     """
 
     def __init__(self, names: Sequence[str], run: Path, step: int, config: Mapping[str, Any]) -> None:
@@ -38,8 +41,8 @@ class Trackers:
                     self.open[name] = _TensorBoard(run, step)
                 elif name != "csv":
                     self.open[name] = _start(name, run, step, config)
-            except Exception as error:  # no network, no disk space, no login
-                self._drop(name, error)
+            except Exception as error:  # no login, no network, no disk space
+                raise ConfigError(f"log: {name} does not start: {_reason(error)}") from None
 
     def add(self, row: Mapping[str, float]) -> None:
         """Log a row of metrics at its step."""
@@ -47,7 +50,7 @@ class Trackers:
         for name, tracker in list(self.open.items()):
             try:
                 tracker.log(values, step=int(row["step"]))
-            except Exception as error:  # as above: the run goes on
+            except Exception as error:  # no network, no disk space: the run goes on
                 self._drop(name, error)
 
     def close(self) -> None:
@@ -60,8 +63,11 @@ class Trackers:
 
     def _drop(self, name: str, error: Exception) -> None:
         self.open.pop(name, None)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        warnings.warn(f"log: {name} gets no more rows: {reason[:200]}", stacklevel=4)
+        warnings.warn(f"log: {name} gets no more rows: {_reason(error)}", stacklevel=4)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 class _TensorBoard:
@@ -79,8 +85,11 @@ class _TensorBoard:
 
 
 def _start(name: str, run: Path, step: int, config: Mapping[str, Any]) -> Any:
-    """A run of trackio or wandb, which share their interface."""
-    options: dict[str, Any] = {"dir": str(run)} if name == "wandb" else {}
-    return importlib.import_module(name).init(
-        project=PROJECT, name=run.name, config=dict(config), resume="allow" if step else "never", **options
-    )
+    """A run of trackio or wandb, which share their interface; trackio continues a run by name, wandb by id."""
+    options: dict[str, Any] = {"resume": "allow" if step else "never"}
+    if name == "wandb":
+        options["dir"] = str(run)
+        latest = run / WANDB / "latest-run"  # a link to a folder whose name ends with the id
+        if step and latest.is_symlink():
+            options["id"] = latest.resolve().name.rpartition("-")[2]
+    return importlib.import_module(name).init(project=PROJECT, name=run.name, config=dict(config), **options)
