@@ -128,7 +128,7 @@ def test_imagenet_recipe_trains(folder, tmp_path):
         *(f"data.root={folder}", "data.image_size=64", "batch_size=4", "workers=1"),
         *("model=ppma_nano", "epochs=null", "steps=2", "log_steps=1"),
     )
-    summary = train("imagenet_ppma_tiny", tmp_path / "run", assignments=changes, tensorboard=False)
+    summary = train("imagenet_ppma_tiny", tmp_path / "run", assignments=changes)
     assert summary["val_count"] == 6
     rows = read_rows(tmp_path / "run" / "metrics.csv")
     assert all(np.isfinite(row["train_loss"]) for row in rows)
@@ -150,7 +150,7 @@ def test_train_memorises_few_images(tmp_path):
         *("ema=null", "label_smoothing=0", "model_args.drop_path_rate=0"),
         *("schedule.name=constant", "schedule.warmup_epochs=0"),
     )
-    train("digits_nano", tmp_path, assignments=changes, tensorboard=False)
+    train("digits_nano", tmp_path, assignments=changes)
     losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
     assert losses[0] > 1.5
     assert losses[-1] < 0.25
@@ -271,7 +271,7 @@ def test_finetune_120_images_with_ema(tmp_path):
         *("lr=1e-3", "augment.scale=[0.7,1.0]", "eval_epochs=20"),
     )
     accuracy = [
-        train("folder_finetune", tmp_path / name, assignments=[*changes, *ema], tensorboard=False)["val_top1"]
+        train("folder_finetune", tmp_path / name, assignments=[*changes, *ema])["val_top1"]
         for name, ema in (("ema", ()), ("raw", ("ema=null",)))
     ]
     assert min(accuracy) > 90

@@ -135,7 +135,8 @@ class Ablation:
 def _variant(config: RunConfig, mask: str, number: int) -> RunConfig:
     """The configuration of a mask's run with this number."""
     init = getattr(config, "init", None)
-    changes: dict[str, Any] = {"model_args": {**config.model_args, "mask": mask}, "seed": config.seed + number}
+    model_args = {**config.model_args, "mask": mask}
+    changes: dict[str, Any] = {"model_args": model_args, "seed": config.seed + number, "log": ("csv",)}
     if init is not None:
         changes["init"] = init.replace("{mask}", mask).replace("{seed}", str(number))
     return dataclasses.replace(config, **changes)
@@ -156,7 +157,7 @@ def _result(config: RunConfig, run: Path, metric: str) -> float:
     if (run / SUMMARY).is_file() and (run / CONFIG).is_file():
         summary: dict[str, Any] = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     else:
-        summary = train(config, run, resume="auto", tensorboard=False)
+        summary = train(config, run, resume="auto")
     return summary[f"test_{metric}"] if f"test_{metric}" in summary else summary[f"val_{metric}"]
 
 

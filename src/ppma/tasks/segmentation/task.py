@@ -45,6 +45,7 @@ class Segmentation(Task[SegmentationConfig]):
     schema = SegmentationConfig
     predict_options = DrawingOptions
     monitor = "mIoU"
+    backbone = "backbone"
 
     collate = staticmethod(collate)
     evaluation = staticmethod(inference.evaluation)
