@@ -104,6 +104,20 @@ class Task(TrainingTask[Config]):
             ValueError: such a model cannot be exported.
         """
 
+    @staticmethod
+    def convert(checkpoint: Checkpoint, target: Path, **changes: Any) -> str | None:
+        """Write a whole model to another format, chosen by the suffix of `target`.
+
+        Args:
+            checkpoint: a file of this task.
+            target: output file.
+            changes: fields of the backbone's configuration to override.
+
+        Returns:
+            A line about what was written; None where `ppma convert` writes the backbone alone.
+        """
+        return None
+
     @classmethod
     def evaluate(
         cls,

@@ -1,10 +1,13 @@
 """The layouts of MMSegmentation and MMDetection, in which the authors' models of these tasks are."""
 
 import re
+import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from ppma.models.checkpoints.weights import CheckpointError
 
 SEGMENTATION_CLASSIFIER = "decode_head.conv_seg.weight"  # marks MMSegmentation's models
 SEGMENTATION_HEADS = ("decode_head.", "auxiliary_head.")
@@ -31,3 +34,35 @@ def convert_segmentation_heads(state: Mapping[str, Tensor]) -> dict[str, Tensor]
                 name = re.sub(pattern, ours, name)
             converted[name] = tensor
     return converted
+
+
+class Meta(NamedTuple):
+    """What a file says about its data set.
+
+    Attributes:
+        classes: names in the order of the outputs, None where the file has none.
+        palette: an RGB colour for each class, None where the file has none.
+    """
+
+    classes: tuple[str, ...] | None
+    palette: tuple[tuple[int, int, int], ...] | None
+
+
+def read_meta(contents: Any, source: str) -> Meta:
+    """`CLASSES` and `PALETTE` of the file's `meta`; `source` names the file in messages."""
+    meta = contents.get("meta") if isinstance(contents, Mapping) else None
+    classes, palette = (meta.get(key) if isinstance(meta, Mapping) else None for key in ("CLASSES", "PALETTE"))
+    if not classes:
+        return Meta(None, None)
+    named = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+    if not named or len(set(classes)) < len(classes):
+        raise CheckpointError(f"{source}: meta.CLASSES: expected different names, got {reprlib.repr(classes)}")
+    if palette is None:
+        return Meta(tuple(classes), None)
+    try:
+        colours = tuple((int(red), int(green), int(blue)) for red, green, blue in palette)
+    except (TypeError, ValueError, OverflowError):
+        colours = ()
+    if len(colours) != len(classes) or not all(0 <= value <= 255 for colour in colours for value in colour):
+        raise CheckpointError(f"{source}: meta.PALETTE: expected a colour, three numbers of 0 to 255, for each class")
+    return Meta(tuple(classes), colours)

@@ -1,5 +1,6 @@
 """One reader for every weight file: it opens a file once, reads what it says of itself, and tensors when asked."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,12 +88,13 @@ class Checkpoint:
             raise CheckpointError(str(error)) from None
 
     def run_config(self, schema: type[configs.Schema]) -> configs.Schema:
-        """The configuration of the run that made the file."""
+        """The configuration of the run that made the file: the fields that the schema, a dataclass, has."""
         values = self._facts.get("config")
         if not isinstance(values, dict):
             raise self._error("expected the configuration of a run")
+        known = {field.name: values[field.name] for field in dataclasses.fields(schema) if field.name in values}  # type: ignore[arg-type]
         try:
-            return configs.build(schema, values, source=str(self.path))
+            return configs.build(schema, known, source=str(self.path))
         except (ValueError, TypeError, OverflowError) as error:
             named = isinstance(error, configs.ConfigError)  # its message begins with the path
             raise CheckpointError(str(error) if named else f"{self.path}: {error}") from None
