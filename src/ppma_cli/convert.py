@@ -1,23 +1,25 @@
-"""`ppma convert`: a safetensors file of the authors' checkpoint."""
+"""`ppma convert`: convert the authors' checkpoints to safetensors."""
 
 import argparse
 
 from ppma_cli import choices
 from ppma_cli.model_options import larger_model
 
-HELP = "make a safetensors file of the authors' checkpoint"
+HELP = "convert one of the authors' checkpoints to safetensors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="a checkpoint of the authors, best.pth for example")
+    parser.add_argument("source", metavar="IN", help="a checkpoint of the authors, such as best.pth")
     parser.add_argument("target", metavar="OUT.safetensors")
-    parser.add_argument("--ema", action="store_true", help="take the EMA weights")
-    parser.add_argument("--mask", choices=choices.MASKS, help="where shapes do not tell it, v2h for example")
+    parser.add_argument("--ema", action="store_true", help="use the EMA weights")
+    parser.add_argument(
+        "--mask", choices=choices.MASKS, help="the mask, where the shapes leave it open (v2h, for example)"
+    )
     parser.add_argument(
         "--kinds",
         nargs="+",
         choices=choices.ATTENTION_KINDS,
-        help="attention of each stage, for shapes of no published model",
+        help="attention of each stage, if the shapes match no published model",
     )
 
 
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = load_checkpoint(source, ema=arguments.ema, **overrides)
     save_checkpoint(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    name = variant_name(model.config) or "a model of its own"
+    name = variant_name(model.config) or "custom architecture"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     if inside := larger_model(source):
         print(f"converted: the backbone of {inside}, without its heads")

@@ -1,4 +1,4 @@
-"""`ppma info`: what models cost."""
+"""`ppma info`: parameters, FLOPs and activations of models."""
 
 import argparse
 import json
@@ -10,23 +10,25 @@ if TYPE_CHECKING:
     from ppma.models.backbone import PolylineBackbone
     from ppma.models.profile import PartProfile, Profile
 
-HELP = "parameters, FLOPs, activations, grid and attention of a model, or of all"
+HELP = "print parameters, FLOPs, activations and attention of one model or all"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a registered name or a weight file; all if omitted")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a registered name or a weight file (default: all models)"
+    )
     add_changes(parser)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what models cost."""
+    """Print a table of costs."""
     from ppma.models.config import CONFIGS
     from ppma.models.profile import profile
 
     names = [arguments.model] if arguments.model else list(CONFIGS)
     size = check_image_size(arguments.size) if arguments.size else None
-    # costs follow from shapes; weights would only take time to initialise
+    # costs depend on shapes alone; on the meta device no weights are initialised
     opened = {name: open_model(name) for name in names}
     models = {name: backbone(opened[name], arguments, device="meta") for name in names}
     profiles = {name: profile(model, size) for name, model in models.items()}
@@ -74,13 +76,13 @@ def _describe(model: "PolylineBackbone", found: "Profile") -> str:
 
 
 def _table(rows: list[list[str]]) -> str:
-    """Columns side by side: words to the left, numbers to the right."""
+    """Align columns: text to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = [not any(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
+    left_aligned = [not any(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
             cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(row, widths, left, strict=True)
+            for cell, width, to_left in zip(row, widths, left_aligned, strict=True)
         )
         for row in rows
     ]

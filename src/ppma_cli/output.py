@@ -1,4 +1,4 @@
-"""What commands print, beside their results."""
+"""Printing shared by the commands."""
 
 import os
 import sys
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def tell(text: str) -> None:
-    """Print, in one process of several."""
+    """Print in the main process only."""
     if os.environ.get("RANK", "0") == "0":
         print(text)
 
 
 def show_warnings_in_one_line() -> None:
-    """Warnings, and errors of threads in the background, as a line for the user, not as lines of code."""
+    """Print warnings and errors of background threads as one line each, without source code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"warning: {message}", file=sys.stderr)

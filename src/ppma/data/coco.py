@@ -32,7 +32,7 @@ from ppma.data.coco_file import (
 )
 from ppma.data.decoding import decode
 from ppma.data.errors import BrokenSampleError
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 
 _NO_OUTLINE, _EMPTY = "instances without an outline", "images without instances"
 

@@ -1,4 +1,4 @@
-"""The figures of `ppma figure`: each is drawn from the options that the command took. All counts start at 1 here."""
+"""The figures of `ppma figure`, drawn from its options. Indices in options are 1-based."""
 
 import argparse
 from collections.abc import Callable
@@ -12,29 +12,30 @@ from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.images import find_image
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject
+from ppma.outputs import check_target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pair = tuple[int, int]
 
-# Limits of what is still to be seen, or is drawn in minutes.
+# Limits of what is legible, or takes minutes.
 LARGEST_PATHS = 40  # rows or columns
-LARGEST_MASKS = 64  # a dense mask has the fourth power of it
+LARGEST_MASKS = 64  # a dense mask has side^4 entries
 MOST_FRAMES = 360
 MOST_ROUNDS = 1000
 MOST_IMAGES = 512
 
 
 def _within(name: str, value: int, high: int, low: int = 1) -> int:
-    """A number that a user gave, if it lies between the two."""
+    """Check the range of an option."""
     if not low <= value <= high:
         raise ValueError(f"{name}: expected {low} to {high}, got {value}")
     return value
 
 
 def _token(name: str, given: Pair, grid: Pair) -> Pair:
-    """A token of the grid that a user counted from 1,1."""
+    """Convert a 1-based token to a 0-based one and check that it is on the grid."""
     row, column = given
     if not (1 <= row <= grid[0] and 1 <= column <= grid[1]):
         raise ValueError(f"{name}: expected 1,1 to {grid[0]},{grid[1]}, the tokens of the grid, got {row},{column}")
@@ -42,18 +43,18 @@ def _token(name: str, given: Pair, grid: Pair) -> Pair:
 
 
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    """These options would be ignored here."""
+    """Raise a ValueError if options are given that would be ignored."""
     for name in names:
         if getattr(arguments, name) is not None:
             raise ValueError(f"{name}: {why}")
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Draw the figure `arguments.name` with its options and write `arguments.out`."""
+    """Draw the figure `arguments.name` and write it to `arguments.out`."""
     if arguments.name == "attention":
         _write_attention(arguments)
         return
-    style.check_out(arguments.out, style.FORMATS)  # before minutes of measuring
+    check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
     style.save(DRAW[arguments.name](arguments), arguments.out)
 
 
@@ -68,7 +69,7 @@ def _draw_paths(arguments: argparse.Namespace) -> "Figure":
 def _draw_masks(arguments: argparse.Namespace) -> "Figure":
     if arguments.checkpoint is not None:
         _refuse(arguments, ("side",), "expected without --checkpoint, whose grid is the model's")
-        _, record = _look(open_subject(arguments.checkpoint, ""), arguments.image or "cat", arguments)
+        _, record = _capture(open_subject(arguments.checkpoint, ""), arguments.image or "cat", arguments)
         shape = (record.q.shape[0], record.heads, *record.grid)
         of_heads = [decay.expand(shape)[0] for decay in decays(record.mask)]
         head = _head(arguments, record)
@@ -80,21 +81,21 @@ def _draw_masks(arguments: argparse.Namespace) -> "Figure":
         log_decays = list(gallery.edge_decays(image))
     log_alpha, log_beta = log_decays
     grid = (log_alpha.shape[0], log_alpha.shape[1])
-    # A little off the middle, where a disc would hide that the masks differ.
+    # Off centre: in the middle of a disc the masks look alike.
     middle = (3 * grid[0] // 8, grid[1] // 3)
     query = middle if arguments.query is None else _token("query", arguments.query, grid)
     return gallery.mask_gallery(log_alpha, log_beta, query)
 
 
 def _tokens(image: str, grid: Pair) -> Tensor:
-    """An image with one pixel for each token, (3, H, W)."""
+    """Load an image at one pixel per token, (3, H, W)."""
     from timm.data.transforms import ToTensor
 
     return F.adaptive_avg_pool2d(ToTensor()(find_image(image)), grid)
 
 
-def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
-    """The image as the model sees it, and the attention that was asked for."""
+def _capture(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
+    """The image as the model sees it, and the selected attention."""
     depths = subject.model.config.depths
     stage = _within("stage", 1 if arguments.stage is None else arguments.stage, len(depths))
     block = _within("block", 1 if arguments.block is None else arguments.block, depths[stage - 1])
@@ -103,8 +104,8 @@ def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[
 
 
 def _what_if(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord, Pair]:
-    """The image, the attention after all what-ifs, and the query."""
-    image, record = _look(open_subject(arguments.checkpoint, arguments.model), arguments.image, arguments)
+    """The image, the selected attention with the requested changes, and the query."""
+    image, record = _capture(open_subject(arguments.checkpoint, arguments.model), arguments.image, arguments)
     edges = gallery.edge_decays(F.adaptive_avg_pool2d(image, record.grid)) if arguments.decays == "edges" else None
     change = WhatIf(arguments.mask, arguments.formulation, edges, arguments.strength)
     middle = record.grid[0] // 2, record.grid[1] // 2
@@ -117,7 +118,7 @@ def _head(arguments: argparse.Namespace, record: AttentionRecord) -> int | None:
 
 
 def _write_attention(arguments: argparse.Namespace) -> None:
-    style.check_out(arguments.out, (*style.FORMATS, ".gif"))
+    check_target("out", arguments.out, (*style.FORMATS, ".gif"))
     moving = arguments.out.suffix.lower() == ".gif"
     if moving:
         _refuse(arguments, ("query",), "expected without a .gif, where the query moves")

@@ -1,4 +1,4 @@
-"""The polyline paths as pictures: both paths between two tokens, and all 81 on a 3 x 3 grid."""
+"""Figures of the polyline paths between two tokens, and between all pairs of a small grid."""
 
 import itertools
 from typing import TYPE_CHECKING
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Token = tuple[int, int]
-LONGEST_SIDE = 10_000  # tokens in a row or a column that a path is worked out for
+LONGEST_SIDE = 10_000  # tokens in a row or column
 LINES: dict[Path, tuple[str, str]] = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
 
 
 def corner(query: Token, key: Token, path: Path) -> Token:
-    """Where the path turns: V2H walks the key's column first, H2V the key's row."""
+    """The token where a path turns: V2H follows the key's column first, H2V the key's row."""
     checks.one_of("path", path, tuple(LINES))
     return (query[0], key[1]) if path == "v2h" else (key[0], query[1])
 
 
 def path_tokens(query: Token, key: Token, path: Path) -> list[Token]:
-    """The tokens on the path from the key to the query, both included, in the order of the walk."""
+    """The tokens on the path from the key to the query, both included, in order."""
     for token in (query, key):
         check_query(token, (LONGEST_SIDE, LONGEST_SIDE))
     turn = corner(query, key, path)
@@ -35,7 +35,7 @@ def path_tokens(query: Token, key: Token, path: Path) -> list[Token]:
 
 
 def _line(start: Token, end: Token) -> list[Token]:
-    """The tokens from one to another in the same row or column, both included."""
+    """The tokens between two tokens of one row or column, both included."""
     (i, j), (k, l) = start, end
     down, right = 1 if k >= i else -1, 1 if l >= j else -1
     return [(row, column) for row in range(i, k + down, down) for column in range(j, l + right, right)]
@@ -56,13 +56,13 @@ def _draw_tokens(axis: "Axes", grid: tuple[int, int], query: Token, key: Token, 
     axis.set_xlim(-0.6, W - 0.4)
     axis.set_ylim(H - 0.4, -0.6)
     axis.set_aspect("equal")
-    style.bare(axis)
+    style.hide_ticks(axis)
 
 
 def path_figure(
     query: Token, key: Token, grid: tuple[int, int] = (6, 8), decays: tuple[Tensor, Tensor] | None = None
 ) -> "Figure":
-    """Both paths from a key to a query; with decays, each edge on them has its decay and each path its product.
+    """Draw both paths from a key to a query; decays label each edge with its value and each path with its product.
 
     Args:
         query: (i, j).
@@ -92,7 +92,7 @@ def path_figure(
 
 
 def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor) -> None:
-    """The decay of each edge beside it: alpha stands at the right end of its edge, beta at the lower."""
+    """Label each edge with its decay: alpha[i, j] belongs to the edge left of (i, j), beta[i, j] to the edge above."""
     for (i, j), (k, l) in itertools.pairwise(walked):
         value = alpha[i, max(j, l)] if i == k else beta[max(i, k), j]
         place = ((j + l) / 2, i - 0.18) if i == k else (j + 0.08, (i + k) / 2)
@@ -101,7 +101,7 @@ def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor
 
 
 def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
-    """The paths between all pairs of tokens: one small grid for each entry of the mask, queries down, keys across."""
+    """Draw the paths between all pairs of tokens, one small grid per entry of the mask: queries down, keys across."""
     if not 1 <= side <= 4:
         raise ValueError(f"side: expected 1 to 4 (there are side^4 paths), got {side}")
     tokens = reference.tokens(side, side)

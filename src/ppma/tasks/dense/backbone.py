@@ -57,6 +57,14 @@ def without_weight_decay(backbone: PolylineBackbone, prefix: str) -> set[str]:
     return {prefix + name for name in backbone.no_weight_decay()}
 
 
+def authors_without_weight_decay(backbone: PolylineBackbone, prefix: str) -> set[str]:
+    """Names of all parameters that the authors' dense trainings exclude: the norms of the backbone, without the stem's.
+
+    MMCV excludes names with "norm", which the batch norms of the stem and of the heads do not have there.
+    """
+    return {prefix + name for name, _ in backbone.named_parameters() if "norm" in name}
+
+
 def features(backbone: PolylineBackbone, images: Tensor) -> list[Tensor]:
     """Four feature maps (B, C, H, W), strides 4, 8, 16 and 32, of images (B, 3, height, width)."""
     taken = backbone.forward_intermediates(images, intermediates_only=True)

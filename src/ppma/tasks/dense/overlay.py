@@ -64,18 +64,24 @@ def _write(draw: ImageDraw.ImageDraw, corner: tuple[float, float], text: str, co
     draw.text((left + 3, top + 2), text, fill="white" if dark else "black")
 
 
-def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str]) -> Image.Image:
+def draw_classes(
+    image: Image.Image,
+    labels: Tensor,
+    classes: Sequence[str],
+    palette: Sequence[tuple[int, int, int]] | None = None,
+) -> Image.Image:
     """Colour every pixel by its class and add a legend of the classes that occur.
 
     Args:
         image: RGB.
         labels: (H, W), indices into `classes`.
         classes: class names.
+        palette: RGB colours of the classes, None for generated ones.
     """
     canvas, factor = _enlarged(image), enlargement(image)
     shown, pixels = labels.unique(return_counts=True)
     larger = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    chosen: list = [colour_of(label) for label in shown.tolist()]
+    chosen: list = [palette[label] if palette else colour_of(label) for label in shown.tolist()]
     canvas = draw_segmentation_masks(canvas, larger[None] == shown[:, None, None], alpha=0.5, colors=chosen)
     picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
     order = pixels.argsort(descending=True).tolist()

@@ -10,7 +10,7 @@ import torch
 from ppma.config import require
 from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 from ppma.models import Checkpoint
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import (

@@ -15,7 +15,13 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from ppma.models import PolylineBackbone
-from ppma.tasks.dense.backbone import dense_backbone, feature_channels, features, without_weight_decay
+from ppma.tasks.dense.backbone import (
+    authors_without_weight_decay,
+    dense_backbone,
+    feature_channels,
+    features,
+    without_weight_decay,
+)
 from ppma.tasks.dense.cost import Cost, count
 from ppma.tasks.detection.config import DetectorConfig
 from ppma.tasks.detection.regions import (
@@ -91,6 +97,10 @@ class PolylineMaskRCNN(GeneralizedRCNN):
     def no_weight_decay(self) -> set[str]:
         """See `PolylineBackbone.no_weight_decay`."""
         return without_weight_decay(self.backbone.body, "backbone.body.")
+
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of the parameters that the authors' training excludes from weight decay."""
+        return authors_without_weight_decay(self.backbone.body, "backbone.body.")
 
 
 def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> RegionProposalNetwork:

@@ -12,7 +12,7 @@ from ppma import config as configs
 from ppma.atomic import write_atomically
 from ppma.data.coco import CocoDataConfig
 from ppma.models import Checkpoint, CheckpointError, PolylineBackbone, open_checkpoint
-from ppma.models.checkpoints import mmdetection, openmmlab
+from ppma.models.checkpoints import mmdetection
 from ppma.models.checkpoints.weights import build, check_tensors
 from ppma.tasks.dense.backbone import dense_backbone_of
 from ppma.tasks.dense.weights import load_model, save_model
@@ -54,7 +54,7 @@ def _load_mmdetection(
     check_tensors(heads, source=source)
     config = ScoringConfig(CocoDataConfig(root=""), _detector_of(heads, source))
     count = _rows(heads, mmdetection.CLASSIFIER, source) - 1
-    classes = openmmlab.read_meta(checkpoint.contents, source).classes or tuple(map(str, range(count)))
+    classes = checkpoint.classes or tuple(map(str, range(count)))
     if len(classes) != count:
         raise CheckpointError(f"{source}: expected {count} names in meta.CLASSES, got {len(classes)}")
     weights = {f"{mmdetection.BODY}{name}": tensor for name, tensor in state.items()}

@@ -1,11 +1,11 @@
-"""What the GPU kernels take on GPUs not at hand: compiled ahead of time, nothing runs."""
+"""Resources of the GPU kernels, compiled ahead of time for each target; nothing runs."""
 
 import sys
 
 import torch
 
+from ppma.bench.gpu import cases
 from ppma.bench.report import Report, Value
-from ppma.ops.backends.triton import report as kernels
 
 
 def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Report, bool]:
@@ -17,7 +17,7 @@ def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Repo
         notes=["Compiled ahead of time, nothing was run. Bytes and FLOPs are for a token of a head."],
     )
     spilled = False
-    for row in kernels.rows(targets, channels, getattr(torch, dtype)):
+    for row in cases.rows(targets, channels, getattr(torch, dtype)):
         print(f"\r{row.operator}: {row.kernel}".ljust(78)[:78], end="", file=sys.stderr, flush=True)
         taken: list[Value] = []
         for target in targets:
