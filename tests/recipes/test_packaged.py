@@ -1,4 +1,4 @@
-"""What the packaged recipes of classification and segmentation train."""
+"""What the packaged recipes train."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from ppma.data.segmentation import SegmentationImages
 from ppma.models import CONFIGS
 from ppma.tasks.registry import load_config
 
-OF_THE_AUTHORS = [name for name in recipes.names() if name.startswith(("imagenet", "ade20k", "cityscapes"))]
+OF_THE_AUTHORS = [name for name in recipes.names() if name.startswith(("imagenet", "ade20k", "cityscapes", "coco"))]
 
 
 @pytest.mark.parametrize("name", OF_THE_AUTHORS)
@@ -25,7 +25,8 @@ def test_formulation(name):
     assert backbone.mask == ("rmt" if "_rmt_" in name else "2d")
     assert ("never trained" in recipes.description(name)) == paper
     if paper:
-        trained = load_config(name.removesuffix("_paper"), ["model_args.formulation=paper"])
+        changes = ["model_args.formulation=paper", *([f"init={config.init}"] if "coco" in name else [])]
+        trained = load_config(name.removesuffix("_paper"), changes)
         assert config == trained
 
 
@@ -57,6 +58,11 @@ def test_ade20k_equals_cityscapes_but_for_the_data():
             "cityscapes_upernet_rmt_base",
             "_authors_upernet",
             {"amp": "none", "weight_decay_groups": "authors", "loss_mean": "all", "antialias": False},
+        ),
+        (
+            "coco_maskrcnn_ppma_small_3x",
+            "_authors_maskrcnn",
+            {"amp": "none", "weight_decay_groups": "authors", "sync_batch_norm": False},
         ),
     ],
 )

@@ -117,6 +117,20 @@ class Task(TrainingTask[Config]):
         """
         raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
 
+    @staticmethod
+    def convert(checkpoint: Checkpoint, target: Path, **changes: Any) -> str | None:
+        """Write a whole model to another format, chosen by the suffix of `target`.
+
+        Args:
+            checkpoint: a file of this task.
+            target: output file.
+            changes: fields of the backbone's configuration to override.
+
+        Returns:
+            A line about what was written; None where `ppma convert` writes the backbone alone.
+        """
+        return None
+
     @classmethod
     def evaluate(
         cls,

@@ -1,0 +1,143 @@
+"""The options by which regions follow MMDetection instead of torchvision, one by one."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import MultiScaleRoIAlign
+
+from ppma.config import ConfigError
+from ppma.tasks.detection import DetectorConfig, mask_rcnn
+from ppma.tasks.detection.model import ASPECT_RATIOS, LEVELS
+from ppma.tasks.detection.regions import ExactAnchors, PyramidRoIAlign, SymmetricBoxCoder
+
+SIZES = [(32,), (64,), (128,), (256,), (512,)]
+SMALL = DetectorConfig(channels=8, box_channels=8, mask_convolutions=1, short_side=64, long_side=96)
+
+
+def small(**changes):
+    torch.manual_seed(0)
+    detector = dataclasses.replace(SMALL, **changes)
+    return mask_rcnn("ppma_nano", num_classes=4, detector=detector, stem_stride=4, drop_path_rate=0.0)
+
+
+def test_exact_anchors_unrounded_and_placed_by_strides():
+    images = ImageList(torch.zeros(1, 3, 800, 1088), [(800, 1088)])
+    levels = [torch.zeros(1, 1, -(-800 // stride), -(-1088 // stride)) for stride in (4, 8, 16, 32, 64)]
+    exact = ExactAnchors(SIZES, [ASPECT_RATIOS] * 5, (4, 8, 16, 32, 64))(images, levels)[0]
+    rounded = AnchorGenerator(SIZES, [ASPECT_RATIOS] * 5)(images, levels)[0]
+    assert exact.shape == rounded.shape
+    half = 16 * math.sqrt(2)
+    torch.testing.assert_close(exact[0], torch.tensor([-half, -half / 2, half, half / 2]))
+    assert rounded[0].tolist() == [-23, -11, 23, 11]
+    last = torch.tensor([[64.0 * 16, 64 * 12]]).repeat(1, 2)[0]  # the last cell, 17 x 13 of them
+    torch.testing.assert_close(exact[-2], last + 256 * torch.tensor([-1.0, -1, 1, 1]))
+    assert (rounded[-2, 1] + rounded[-2, 3]).item() / 2 == 61 * 12
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_roi_align_level_by_size(aligned):
+    """Regions of 111 and 112 pixels are pooled from the first and the second level."""
+    pool = PyramidRoIAlign(LEVELS, (4, 8, 16, 32), 7, sampling_ratio=2, aligned=aligned)
+    levels = {name: torch.full((1, 1, 256 // 2**i, 256 // 2**i), float(i)) for i, name in enumerate(LEVELS)}
+    boxes = torch.tensor([[9.0, 9, 9 + side, 9 + side] for side in (0, 55, 111, 112, 223, 224, 447, 448, 900)])
+    assert pool(levels, [boxes])[:, 0, 3, 3].tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_roi_align_matches_torchvision():
+    torch.manual_seed(0)
+    levels = {name: torch.randn(2, 3, 64 // 2**i, 96 // 2**i) for i, name in enumerate(LEVELS)}
+    boxes = [torch.rand(9, 4) * 100 + torch.tensor([0, 0, 100, 90]) for _ in range(2)]
+    ours = PyramidRoIAlign(LEVELS, (4, 8, 16, 32), 7, sampling_ratio=2, aligned=False)
+    theirs = MultiScaleRoIAlign(list(LEVELS), 7, 2)
+    shapes = [(256, 384), (250, 380)]
+    assert torch.equal(ours(levels, boxes, shapes), theirs(levels, boxes, shapes))
+
+
+@torch.no_grad()
+def test_thin_image_does_not_change_later_images():
+    """torchvision infers the strides of levels from the first image, here 1 pixel high and padded to 32."""
+    fresh, used = small(score_threshold=0.0).eval(), small(score_threshold=0.0).eval()
+    used([torch.rand(3, 1, 96)])
+    image = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))
+    for name, expected in fresh([image])[0].items():
+        assert torch.equal(used([image])[0][name], expected)
+
+
+def test_box_coder_limits_shrinking():
+    box = torch.tensor([[100.0, 100, 200, 300]])
+    deltas = torch.tensor([[0.0, 0, -100, -100, 0, 0, 100, 100, 1, 1, -1, -1]])
+    shrunk, grown, usual = SymmetricBoxCoder((10.0, 10.0, 5.0, 5.0)).decode_single(deltas, box).reshape(3, 4)
+    factors = [((found[2:] - found[:2]) / torch.tensor([100, 200])) for found in (shrunk, grown, usual)]
+    for factor, expected in zip(factors, (16 / 1000, 1000 / 16, math.exp(-0.2)), strict=True):
+        torch.testing.assert_close(factor, torch.full((2,), expected))
+
+
+def test_foreground_outputs_same_detections():
+    """Outputs for the background are never read: without them the other weights give the same detections."""
+    whole, fewer = (small(score_threshold=0.0, background_outputs=flag).double().eval() for flag in (True, False))
+    state = whole.state_dict()
+    for layer, unused in (("box_predictor.bbox_pred", 4), ("mask_predictor.mask_fcn_logits", 1)):
+        for part in ("weight", "bias"):
+            state[f"roi_heads.{layer}.{part}"] = state[f"roi_heads.{layer}.{part}"][unused:]
+    fewer.load_state_dict(state)
+    image = torch.rand(3, 64, 96).double()
+    with torch.no_grad():
+        (first,), (second,) = whole([image]), fewer([image])
+    for name, expected in first.items():
+        torch.testing.assert_close(second[name], expected)
+    assert fewer.roi_heads.mask_predictor.mask_fcn_logits.out_channels == 3
+
+
+def test_tiny_boxes_kept_or_dropped():
+    logits = torch.tensor([[0.0, 9, 0, 0]])
+    deltas, outside = torch.zeros(1, 16), [torch.tensor([[-30.0, 4, -10, 20]])]
+    for keep, count in ((False, 0), (True, 1)):
+        boxes, scores, labels = small(keep_tiny_boxes=keep).roi_heads.postprocess_detections(
+            logits, deltas, outside, [(64, 96)]
+        )
+        assert len(boxes[0]) == len(scores[0]) == len(labels[0]) == count
+    assert boxes[0].tolist() == [[0, 4, 0, 20]]
+    assert labels[0].tolist() == [1]
+
+
+def test_candidates_and_proposals_of_the_paper():
+    rpn = small(candidates_train=2000, candidates=1000, proposals_train=1000, proposals=1000).rpn
+    assert (rpn.train().pre_nms_top_n(), rpn.post_nms_top_n()) == (2000, 1000)
+    assert (rpn.eval().pre_nms_top_n(), rpn.post_nms_top_n()) == (1000, 1000)
+    rpn = small(proposals_train=30, proposals=20).rpn
+    assert (rpn.train().pre_nms_top_n(), rpn.eval().pre_nms_top_n()) == (30, 20)
+
+
+def test_mmdetection_options_train():
+    model = mask_rcnn(
+        "ppma_nano",
+        num_classes=4,
+        detector=DetectorConfig.mmdetection(channels=8, box_channels=8, mask_convolutions=1),
+        drop_path_rate=0.0,
+    )
+    masks = torch.zeros(1, 64, 64, dtype=torch.uint8)
+    masks[:, 10:40, 12:50] = 1
+    target = {"boxes": torch.tensor([[12.0, 10, 50, 40]]), "labels": torch.tensor([3]), "masks": masks}
+    torch.stack(list(model([torch.rand(3, 64, 64)], [target]).values())).sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"channels": 10**12}, "channels: expected 1 to 1048576, got 1000000000000"),
+        ({"candidates": 0}, "candidates: expected 1 to 1048576, got 0"),
+        ({"long_side": 10**6}, "long_side: expected 1 to 16384"),
+        ({"short_side": 1400}, "short_side: expected 1 to long_side, got 1400"),
+        ({"anchor_sizes": (1, 2, 3, 4, 10**6)}, "anchor_sizes: expected numbers from 1 to 16384"),
+        ({"sampling_ratio": -1}, "sampling_ratio: expected 0 to 64, got -1"),
+        ({"score_threshold": 2.0}, "score_threshold: expected a number from 0 to 1, got 2.0"),
+    ],
+)
+def test_config_errors(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        DetectorConfig(**changes)
