@@ -1,14 +1,13 @@
 """UPerNet from files in MMSegmentation's layout, like the authors'; the tests write them."""
 
 import dataclasses
-import importlib.util
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from short_run import load_transcription
 
 import ppma
 from ppma.data import cityscapes
@@ -18,10 +17,7 @@ from ppma.tasks.segmentation.task import Segmentation
 from ppma.tasks.segmentation.weights import _as_tested, load_segmenter
 from ppma_cli import main
 
-_PATH = Path(__file__).parents[2] / "models" / "transcription.py"
-_SPEC = importlib.util.spec_from_file_location("transcription_for_segmentation", _PATH)
-transcription = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(transcription)
+transcription = load_transcription()
 
 DIMS = (16, 16, 32, 32)
 TOY = dataclasses.replace(transcription.TINY, depths=(1, 1, 1, 1), dims=DIMS, heads=(2, 2, 2, 2))
