@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE",
         help="a name (`ppma recipes` lists them), for example digits_ablation, or a YAML file",
     )
-    parser.add_argument("--masks", default=",".join(choices.MASKS), help="comma-separated (default: all)")
+    parser.add_argument(
+        "--masks",
+        default=",".join(choices.MASKS),
+        help="comma-separated (default: all); 2d-linear is the 2d mask with linear attention in all stages",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="runs for each mask")
     parser.add_argument("--out", help="folder of the runs and the table (default: runs/ and the name of the recipe)")
     add_settings(parser)

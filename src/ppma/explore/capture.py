@@ -19,9 +19,9 @@ class AttentionRecord:
 
     Attributes:
         name: of the module, such as "stages.0.blocks.1.attn".
-        kind: "full" or "criss_cross".
+        kind: "full", "criss_cross", "linear" or "decomposed".
         combine: "hadamard" or "logit".
-        q: (B, heads, H, W, d), turned by the positions; (B, heads, 1, prefix + H*W, d) with prefix tokens.
+        q: (B, heads, H, W, d), rotated (RoPE); (B, heads, 1, prefix + H*W, d) with prefix tokens.
         k: like q.
         mask: over the same tokens.
         grid: (H, W).

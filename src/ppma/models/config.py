@@ -90,7 +90,7 @@ class BackboneConfig:
         depths: blocks.
         dims: channels.
         heads: attention heads.
-        kinds: "criss_cross" or "full" attention.
+        kinds: "criss_cross", "full", "linear" or "decomposed" attention.
         ffn_ratios: hidden channels of the feed-forward over channels.
         layer_scale: initial layer scale, None where there is none.
         fixed_decay_spans: how the fixed decays of the "rmt" mask spread over the heads.

@@ -22,6 +22,7 @@ _PRODUCERS = {
     _aten.baddbmm,
     torch.ops.ppma.polyline_attention,
     torch.ops.ppma.criss_cross_attention,
+    torch.ops.ppma.linear_attention,
 }
 _SUMMED = ("parameters", "macs", "activations")
 
@@ -38,7 +39,7 @@ class PartProfile:
         grid: (H, W) of the output.
         channels: of the output.
         blocks: how many, 0 outside the stages.
-        attention: "criss_cross" or "full", "" outside the stages.
+        attention: one of `ATTENTION_KINDS`, "" outside the stages.
     """
 
     name: str
