@@ -62,6 +62,18 @@ def test_mask_polyline():
     torch.testing.assert_close(both_ways(columns, log_alpha), expected)
 
 
+def test_scan_quadrant():
+    """Causal rows, then causal columns: H2V with the keys above and to the left of the query, as 2DMamba scans."""
+    _, _, x, log_alpha = inputs(5, batch=(4,), dtype=torch.float64)
+    log_beta = inputs(4, batch=(5,), dtype=torch.float64)[3].mT
+    rows = ppma.causal_scan(x, log_alpha)
+    actual = ppma.causal_scan(rows.transpose(0, 1), log_beta.mT).transpose(0, 1)
+    i, j = torch.tensor(reference.tokens(4, 5)).unbind(-1)
+    quadrant = (i[:, None] >= i) & (j[:, None] >= j)
+    mask = ppma.polyline_mask(log_alpha, log_beta, paths="h2v") * quadrant
+    torch.testing.assert_close(actual.flatten(0, 1), mask @ x.flatten(0, 1))
+
+
 @forms
 @pytest.mark.parametrize("n", LENGTHS)
 def test_attention_accuracy(n, form):
