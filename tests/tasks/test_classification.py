@@ -196,6 +196,24 @@ def test_ablation_custom_mask(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("_quick_timing")
+def test_ablation_attention_kinds(tmp_path, capsys):
+    command = [
+        "ablate",
+        "digits_ablation",
+        "--masks",
+        "2d-linear,2d-decomposed",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main([*command, *ABLATION]) == 0
+    assert "| 2d-decomposed | 915,718 |" in capsys.readouterr().out
+    assert main(["ablate", "digits_ablation", "--masks", "2d-linaer", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'linear'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation_checks_masks_first(tmp_path, capsys, monkeypatch):
     def broken(*_):
         raise ValueError("own mask: expected a square grid")

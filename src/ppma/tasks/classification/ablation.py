@@ -17,8 +17,10 @@ from ppma.atomic import write_atomically
 from ppma.data.images import open_training_images
 from ppma.engine.config import RunConfig
 from ppma.engine.folder import CONFIG, SUMMARY
+from ppma.layers.attention import ATTENTION_KINDS
 from ppma.masks import KINDS
 from ppma.measure.timing import interleave
+from ppma.models.config import CONFIGS
 from ppma.models.profile import profile
 from ppma.ops import checks
 from ppma.tasks.classification.config import ClassificationConfig
@@ -63,7 +65,7 @@ class Ablation:
 
     Args:
         config: a classification run; its `model_args.mask` is replaced.
-        masks: names of `ppma.masks.KINDS`.
+        masks: names of `ppma.masks.KINDS`, each alone or with an attention kind for all stages: "2d-linear".
         seeds: runs for each mask.
         out: the folder; finished runs in it are not repeated, interrupted ones are resumed.
     """
@@ -71,8 +73,11 @@ class Ablation:
     def __init__(self, config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> None:
         if not isinstance(config, ClassificationConfig):
             raise configs.ConfigError(f"task: expected a classification, got {config.task}")
-        for mask in masks:
+        for name in masks:
+            mask, dash, kind = name.partition("-")
             checks.one_of("masks", mask, KINDS)
+            if dash:
+                checks.one_of(f"masks: the attention of {name!r}", kind, ATTENTION_KINDS)
         configs.require(seeds >= 1, "seeds", "at least 1", seeds)
         self.config, self.out = config, out
         self.runs = {
@@ -115,8 +120,14 @@ class Ablation:
         write_atomically(self.out / "ablation.md", (self.table() + "\n").encode())
 
 
-def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> ClassificationConfig:
-    return dataclasses.replace(config, model_args={**config.model_args, "mask": mask}, seed=seed)
+def _with_mask(config: ClassificationConfig, name: str, seed: int) -> ClassificationConfig:
+    """A name of `KINDS`, or one and an attention kind for all stages, such as "2d-linear"."""
+    mask, _, kind = name.partition("-")
+    arguments = {**config.model_args, "mask": mask}
+    if kind:
+        depths = arguments.get("depths", CONFIGS[config.model].depths)
+        arguments["kinds"] = [kind] * len(depths)
+    return dataclasses.replace(config, model_args=arguments, seed=seed)
 
 
 def _check_same(config: ClassificationConfig, run: Path) -> None:
