@@ -54,8 +54,7 @@ class StructuredMask(ABC):
         checks.one_of("combine", combine, COMBINES)
         flat_q, flat_k, flat_v = (tensor.flatten(-3, -2) for tensor in (q, k, v))
         maps = _masked_softmax(flat_q, flat_k, self.dense(), combine, scale)
-        out = _merge([weights @ flat_v for weights in maps], combine)
-        return out.unflatten(-2, v.shape[-3:-1])
+        return (_merge(maps, combine) @ flat_v).unflatten(-2, v.shape[-3:-1])
 
     def criss_cross(
         self,

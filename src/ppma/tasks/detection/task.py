@@ -26,6 +26,7 @@ class Detection(Task[DetectionConfig]):
     schema = DetectionConfig
     predict_options = inference.PredictOptions
     monitor = "box_AP"
+    backbone = "backbone.body"
 
     collate = staticmethod(collate)
     evaluation = staticmethod(inference.evaluation)
