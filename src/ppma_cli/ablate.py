@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train with each mask and several seeds and print one table; finished runs are reused."""
     from ppma.engine.errors import StoppedError
     from ppma.tasks import registry
-    from ppma.tasks.classification.ablation import Ablation
+    from ppma.tasks.ablation import Ablation
 
     show_warnings_in_one_line()
     config = registry.load_config(arguments.recipe, arguments.assignments)
