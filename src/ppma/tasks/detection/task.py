@@ -31,6 +31,7 @@ class Detection(Task[DetectionConfig]):
     evaluation = staticmethod(inference.evaluation)
     predict = staticmethod(inference.predict)
     exportable = staticmethod(inference.exportable)
+    probe = staticmethod(inference.probe)
 
     @functools.cached_property
     def source(self) -> CocoInstances:
