@@ -21,8 +21,9 @@ from transcription import TINY, ReleasedModel
 import ppma
 from ppma.data.preprocessing import Preprocessing
 from ppma.explore.subject import open_subject
-from ppma.models import CONFIGS, CheckpointError, published
+from ppma.models import CONFIGS, CheckpointError, PolylineBackbone, published
 from ppma.models.published import PUBLISHED, PublishedWeights
+from ppma.tasks.segmentation import upernet
 from ppma.tasks.verify import Verification, synthetic_image
 from ppma_cli import main
 
@@ -196,6 +197,27 @@ def test_open_checkpoint_name_meta(files, offline):
     assert segmentation.palette == tuple(map(tuple, PALETTE))
     assert detection.classes == files[COCO]["meta"]["CLASSES"]
     assert detection.palette is None
+
+
+def test_page_table():
+    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    for entry in PUBLISHED.values():
+        assert f"| `{entry.name}` | {entry.task} | {entry.data} | {entry.parameters:,} | {entry.figure} |" in page
+
+
+def test_published_parameters():
+    """Of backbones, UPerNets with 150 outputs and Mask R-CNNs with 80 classes."""
+    for entry in PUBLISHED.values():
+        with torch.device("meta"):
+            if entry.task == "classification":
+                model = PolylineBackbone(CONFIGS[entry.backbone])
+            else:
+                model = upernet(entry.backbone)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        if entry.task == "detection":
+            heads = detection_heads(CONFIGS[entry.backbone].dims)
+            count = sum(p.numel() for p in model.backbone.parameters()) + sum(t.numel() for t in heads.values())
+        assert entry.parameters == count, entry.name
 
 
 def test_weights_command(capsys):

@@ -144,7 +144,7 @@ def _draw_cost(arguments: argparse.Namespace) -> "Figure":
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     count = _within("images", arguments.images, MOST_IMAGES)
     if arguments.checkpoint is not None or arguments.model in PUBLISHED:
-        _refuse(arguments, ("masks",), "expected with random weights only, as trained ones have their mask")
+        _refuse(arguments, ("masks",), "expected without --checkpoint and published weights, which have one")
         subjects = [open_subject(arguments.checkpoint, arguments.model)]
         names = [subjects[0].name]
     else:
