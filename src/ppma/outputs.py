@@ -1,4 +1,4 @@
-"""Output files, checked before the work that fills them."""
+"""Checks of output paths, made before the work rather than after it."""
 
 import os
 import tempfile
@@ -18,7 +18,12 @@ def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> P
         The path.
 
     Raises:
-        ValueError: the suffix is wrong, or the file cannot be written.
+        ValueError: the file cannot be written; the message says why.
+
+    Examples:
+        >>> check_target("OUT", "model.bin", (".onnx", ".pt2"))
+        Traceback (most recent call last):
+        ValueError: OUT: expected a name that ends in .onnx or .pt2, got 'model.bin'
     """
     target = Path(path)
     if suffixes and target.suffix.lower() not in suffixes:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ppma import masks
-from ppma.data import images
+from ppma.data import images, segmentation
 from ppma.models import CONFIGS
 from ppma.tasks import registry
 from ppma_cli import main
@@ -39,7 +39,8 @@ TOO_LARGE = Path("detection-segmentation.md")
 @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page != TOO_LARGE], ids=str)
 def test_page_python(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for module, name in ((masks, "KINDS"), (registry, "TASKS"), (images, "SOURCES")):  # pages add some of their own
+    registries = ((masks, "KINDS"), (registry, "TASKS"), (images, "SOURCES"), (segmentation, "LAYOUTS"))
+    for module, name in registries:  # pages add some of their own
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     torch.manual_seed(0)
     code = "\n".join(python_blocks(DOCS / page))

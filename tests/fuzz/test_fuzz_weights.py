@@ -20,9 +20,9 @@ import safetensors.torch
 import torch
 
 import ppma
-from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.coco import CocoDataConfig
 from ppma.data.preprocessing import Preprocessing
+from ppma.data.segmentation import SegmentationDataConfig
 from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone
 from ppma.models.loading import load_classifier, save_checkpoint
 from ppma.tasks.dense.weights import save_model
@@ -86,7 +86,7 @@ def dense_backbone():
 
 def write_segmenter(path):
     decoder = DecoderConfig(channels=8, auxiliary_channels=8)
-    data = Ade20kDataConfig(root="", classes=("a", "b", "c"))
+    data = SegmentationDataConfig(root="", classes=("a", "b", "c"))
     config = SegmentationConfig(
         task="segmentation", model="ppma_nano", steps=1, batch_size=2, lr=1e-3, data=data, decoder=decoder
     )
@@ -330,10 +330,10 @@ def fuzz(originals, folder, seeds):
     return models
 
 
-def test_fuzzed_weight_files(originals, tmp_path):
+def test_fuzz_weight_files(originals, tmp_path):
     assert 0 < fuzz(originals, tmp_path, range(SEED, SEED + 120)) < 120
 
 
 @pytest.mark.slow
-def test_fuzzed_weight_files_long(originals, tmp_path):
+def test_fuzz_weight_files_long(originals, tmp_path):
     assert 0 < fuzz(originals, tmp_path, range(1000 + SEED, 3000 + SEED)) < 2000

@@ -1,4 +1,4 @@
-"""Which images a run reads and how they become tensors."""
+"""The images of a classification run, and their transforms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from ppma.data.source import ImageSource, Subset, stratified
 
 @dataclass(frozen=True)
 class ImageDataConfig:
-    """Where images lie and how they are prepared.
+    """A data set of labelled images and its preprocessing.
 
     Attributes:
-        name: of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar"
-            (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory:
-            "torch/cifar10", "hfds/owner/name".
-        root: where the data lie.
-        train_split: of training.
-        val_split: chooses the best weights.
-        test_split: measured once with them, None for none.
-        train_fraction: share of the training images of each class that is used.
-        image_size: side of the square that the model sees.
-        interpolation: of resizing.
-        mean: of the channels, subtracted.
-        std: of the channels, divided by.
-        crop_pct: share of the resized image's side that the centre crop of evaluation keeps.
+        name: a name of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files),
+            "tar" (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory, such
+            as "torch/cifar10" or "hfds/owner/name".
+        root: location of the data.
+        train_split: training split.
+        val_split: validation split, which selects the best weights.
+        test_split: split on which the best weights are evaluated once; None for none.
+        train_fraction: fraction of the training images of each class to use.
+        image_size: side of the model's square input, in pixels.
+        interpolation: resampling filter.
+        mean: subtracted from each channel.
+        std: each channel is divided by it.
+        crop_pct: fraction of the resized image's side that the centre crop of evaluation keeps.
     """
 
     name: str = "folder"
@@ -53,25 +53,25 @@ class ImageDataConfig:
         require(self.image_size >= 8, "image_size", "at least 8", self.image_size)
         require(min(self.std) > 0, "std", "numbers > 0", self.std)
         needs_root = self.name not in ("digits",) and not self.name.startswith("hfds/")
-        require(self.root is not None or not needs_root, "root", f"the place of the {self.name!r} data", self.root)
+        require(self.root is not None or not needs_root, "root", f"the location of the {self.name!r} data", self.root)
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Random changes of training images, by timm.
+    """Data augmentation of training images, by timm.
 
     Attributes:
-        scale: area of the random crop, as share of the image.
-        ratio: its aspect ratio.
-        hflip: probability of mirroring.
-        color_jitter: strength; timm leaves it out where `auto_augment` is on.
+        scale: range of the random crop's area, as a fraction of the image.
+        ratio: range of the random crop's aspect ratio.
+        hflip: probability of a horizontal flip.
+        color_jitter: strength of colour jitter; timm ignores it when `auto_augment` is set.
         auto_augment: a policy in timm's notation, such as rand-m9-mstd0.5-inc1.
         erasing: probability of random erasing.
-        erasing_mode: what is put there: noise for each pixel, one random colour, or zero.
-        mixup: alpha of Mixup, 0 for none.
-        cutmix: alpha of CutMix, 0 for none.
+        erasing_mode: fill of the erased area: noise for each pixel, one random colour, or zero.
+        mixup: alpha of Mixup; 0 for none.
+        cutmix: alpha of CutMix; 0 for none.
         mix_prob: probability that a batch is mixed.
-        mix_switch: probability of CutMix where both are on.
+        mix_switch: probability of CutMix when both are on.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -94,7 +94,7 @@ class AugmentConfig:
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
 
 
-# Data sets by name: functions of the root and the split.
+# Data sets by name: functions of root and split.
 SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
     "digits": lambda root, split: arrays.digits(split),
     "fashion_mnist": lambda root, split: arrays.idx_images(root, split, arrays.FASHION_CLASSES),
@@ -105,14 +105,23 @@ SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
 
 
 def open_images(data: ImageDataConfig, split: str) -> ImageSource:
-    """The images of one split; a ValueError says what is missing where."""
+    """Open the images of one split.
+
+    Raises:
+        ValueError: the data are missing or malformed.
+
+    Examples:
+        >>> from ppma.data.images import ImageDataConfig, open_images
+        >>> len(open_images(ImageDataConfig(name="digits"), "test"))
+        359
+    """
     if data.name in SOURCES:
         return SOURCES[data.name](data.root or "", split)
     return readers.timm_images(data.name, data.root, split)
 
 
 def open_training_images(data: ImageDataConfig) -> ImageSource:
-    """The training split, or the configured share of it."""
+    """Open the training split, or the configured fraction of it."""
     source = open_images(data, data.train_split)
     if data.train_fraction == 1:
         return source
@@ -121,7 +130,7 @@ def open_training_images(data: ImageDataConfig) -> ImageSource:
 
 
 def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
-    """Random crop, flip, colour, erasing; to a normalised (3, image_size, image_size) tensor."""
+    """The training transform, from an image to a normalised (3, image_size, image_size) tensor."""
     return create_transform(
         data.image_size,
         is_training=True,
@@ -139,7 +148,7 @@ def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
 
 
 class TransformedImages(Dataset):
-    """Images as tensors, with their labels."""
+    """The (transformed image, label) pairs of a source."""
 
     def __init__(self, source: ImageSource, transform: Transform) -> None:
         self.source, self.transform = source, transform

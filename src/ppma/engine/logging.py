@@ -1,4 +1,4 @@
-"""What a run tells: rows of metrics.csv, TensorBoard, a progress bar or lines, curves at the end."""
+"""Logging of a run: metrics.csv, TensorBoard, progress, and curves at the end."""
 
 import contextlib
 import csv
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METRICS = "metrics.csv"
-LINE_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
+LINE_SECONDS = 10.0  # between progress lines when stderr is not a terminal
 
 Row = dict[str, float]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.csv; cells that were not measured are left out, as is a row that was cut short."""
+    """Read a metrics.csv; empty cells and truncated rows are skipped."""
     if not path.is_file():
         return []
     rows = []
@@ -59,10 +59,7 @@ class MetricsLog:
             self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
 
     def add(self, row: Row) -> None:
-        """Append a row; a name not seen before rewrites the file, with its column.
-
-        A disk that refuses the row gets it with the next one.
-        """
+        """Append a row; a new column rewrites the file. A row that cannot be written is retried with the next one."""
         self.rows.append(row)
         try:
             if set(row) <= set(self.columns):
@@ -79,7 +76,7 @@ class MetricsLog:
                     self.events.add_scalar(key, value, int(row["step"]))
 
     def flush(self) -> None:
-        """Write the rows that were refused; an OSError if they still are."""
+        """Write the rows that failed before; raises an OSError if they fail again."""
         if not self.columns:
             self._write()
 
@@ -115,15 +112,15 @@ def _cell(value: float) -> str:
 
 
 class ProgressLine:
-    """A bar on a terminal, else a line now and then; nothing in processes that do not print.
+    """A progress bar on a terminal, else a line every `LINE_SECONDS`.
 
     Args:
-        title: what goes on.
-        total: when it is finished.
-        done: where it starts.
-        enabled: whether this process prints.
-        unit: of `total`.
-        within: a bar that goes on at the same time; this one is shown below it.
+        title: name of the work.
+        total: amount of work.
+        done: amount already done.
+        enabled: False in processes that do not print.
+        unit: unit of `total`.
+        within: a running bar, below which this one is shown.
     """
 
     def __init__(
@@ -157,7 +154,7 @@ class ProgressLine:
             self.task = self.bar.add_task(title, total=total, completed=done, note="")
 
     def update(self, done: int, note: str = "") -> None:
-        """Show how far it is."""
+        """Show the progress, with a note beside it."""
         if self.bar is not None:
             self.bar.update(self.task, completed=done, note=note)
         elif self.enabled and (time.monotonic() - self.said >= LINE_SECONDS):
@@ -166,12 +163,12 @@ class ProgressLine:
             self.say(f"{self.title}: {done}/{self.total} {self.unit}, ETA {_duration(left)}, {note}".rstrip(", "))
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line above the bar."""
         if self.enabled:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar."""
         if self.bar is not None and self.within is not None:
             self.bar.remove_task(self.task)
         elif self.bar is not None:
@@ -185,12 +182,17 @@ def _duration(seconds: float) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics in one line."""
+    """Format metrics in one line.
+
+    Examples:
+        >>> format_metrics({"val_top1": 98.333, "val_loss": 0.05})
+        'val_top1 98.33, val_loss 0.05'
+    """
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def curves(rows: list[Row]) -> "Figure":
-    """Losses on the left, what the evaluations measured on the right, over steps."""
+    """Plot losses on the left and validation metrics on the right, over steps."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(key for row in rows for key in row))

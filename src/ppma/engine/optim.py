@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and EMA from timm's parts."""
+"""Optimizer, learning-rate schedule and EMA, all timm's."""
 
 from typing import Any
 
@@ -14,24 +14,63 @@ from ppma.engine.config import RunConfig
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """No weight decay on biases, norms and what the model's `no_weight_decay` names."""
+    """Make the optimizer.
+
+    Weight decay excludes biases, norms and the model's `no_weight_decay` names; with `weight_decay_groups: authors` it
+    excludes the model's `authors_no_weight_decay` names and nothing else.
+    """
     chosen = config.optimizer
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
     try:
         return create_optimizer_v2(
-            model,
+            model if chosen.weight_decay_groups == "ours" else _groups_of_authors(model),
             opt=chosen.name,
             lr=config.scaled_lr,
             weight_decay=chosen.weight_decay,
             layer_decay=chosen.layer_decay,
             **adam,
         )
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # packages or GPUs that some of them need
-        raise ConfigError(f"optimizer: {chosen.name} cannot be used here: {error}") from None
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # a missing package or GPU
+        raise ConfigError(f"optimizer: {chosen.name} is not available: {error}") from None
 
 
-def make_schedule(config: RunConfig, optimizer: Optimizer, *, steps: int, steps_per_epoch: int) -> Scheduler:
-    """A schedule over steps; `step_update(n)` sets the rate of the step after n."""
+def _groups_of_authors(model: nn.Module) -> list[dict[str, Any]]:
+    excluded = getattr(model, "authors_no_weight_decay", None)
+    if excluded is None:
+        raise ConfigError("optimizer.weight_decay_groups: expected 'ours' for this model, got 'authors'")
+    names = excluded()
+    parameters = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for name, parameter in parameters if name in names], "weight_decay": 0.0},
+        {"params": [parameter for name, parameter in parameters if name not in names]},
+    ]
+
+
+class EpochSchedule:
+    """A schedule that is constant within an epoch and one epoch late: epochs 0 and 1 both have its first value.
+
+    Args:
+        schedule: over steps.
+        steps_per_epoch: steps in an epoch.
+    """
+
+    def __init__(self, schedule: Scheduler, steps_per_epoch: int) -> None:
+        self.schedule, self.steps_per_epoch = schedule, steps_per_epoch
+
+    def step_update(self, step: int) -> None:
+        """Set the learning rate of step `step` + 1."""
+        self.schedule.step_update(max(0, step // self.steps_per_epoch - 1) * self.steps_per_epoch)
+
+
+def make_schedule(
+    config: RunConfig, optimizer: Optimizer, *, steps: int, steps_per_epoch: int
+) -> Scheduler | EpochSchedule:
+    """Make the schedule over steps; `step_update(n)` sets the learning rate of step n + 1."""
+    schedule = _step_schedule(config, optimizer, steps, steps_per_epoch)
+    return EpochSchedule(schedule, steps_per_epoch) if config.schedule.per == "epoch" else schedule
+
+
+def _step_schedule(config: RunConfig, optimizer: Optimizer, steps: int, steps_per_epoch: int) -> Scheduler:
     chosen = config.schedule
     warmup = chosen.warmup_steps
     if warmup is None:
@@ -52,28 +91,26 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, *, steps: int, steps_
 
 
 class WarmEma(ModelEmaV3):
-    """A moving average that follows the model from the first step on.
+    """A moving average whose decay warms up, unless `use_warmup` is False.
 
-    With the decay alone, the random start would weigh decay^t after t steps: nearly everything in a short run.
+    With a constant decay the initial weights would keep a weight of decay^t after t steps, close to 1 in a short run.
     """
 
     def get_decay(self, step: int | None = None) -> float:
         """The decay of update number `step`, counted from 1."""
-        return self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
+        warm = step is not None and self.use_warmup
+        return min(self.decay, (1 + step) / (10 + step)) if warm else self.decay
 
 
 def make_ema(config: RunConfig, model: nn.Module) -> WarmEma | None:
-    """The moving average, which starts as a copy of the model."""
-    return None if config.ema is None else WarmEma(model, decay=config.ema.for_batch(config.batch_size))
-
-
-def weights_to_use(model: nn.Module, ema: ModelEmaV3 | None) -> nn.Module:
-    """A model for evaluation and saving: the moving average where there is one."""
-    return model if ema is None else ema.module
+    """Make the moving average, which starts as a copy of the model; None without `ema`."""
+    if config.ema is None:
+        return None
+    return WarmEma(model, decay=config.ema.for_batch(config.batch_size), use_warmup=config.ema.warmup)
 
 
 def load_optimizer(optimizer: Optimizer, state: dict) -> None:
-    """Continue the optimizer's moments; its options stay those of the present configuration."""
+    """Restore the optimizer's moments; its options stay those of the current configuration."""
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, kept in zip(optimizer.param_groups, options, strict=True):

@@ -1,13 +1,10 @@
 """The training loop."""
 
 import contextlib
-import copy
-import io
-import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +13,37 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ppma import config as configs
-from ppma.atomic import write_atomically
 from ppma.engine import checkpoint, folder, optim
 from ppma.engine.config import RunConfig
 from ppma.engine.distributed import World, synchronise_batch_norm
 from ppma.engine.errors import (
-    IncompleteRunError,
     LoaderDiedError,
     NonFiniteLossError,
     StoppedError,
     TooManyBrokenError,
 )
 from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
-from ppma.engine.logging import MetricsLog, ProgressLine, curves, format_metrics
+from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics
+from ppma.engine.results import ResultFiles
+from ppma.engine.resume import check_fits, find_state
 from ppma.engine.sampling import Batch, name_dead_workers, seed_process, to_device, train_batches
-from ppma.engine.signals import StopRequest, stop_request
+from ppma.engine.stopping import StopRequest, stop_request
 from ppma.engine.task import TrainingTask
 
 
 class Trainer:
     """One run of a task in one folder.
 
-    The state of a run is what `state` returns, and everything else follows from the configuration and the step: so a
-    run continues from any checkpoint as if it had never stopped.
+    What `state` returns is the whole state of a run: everything else is a function of the configuration and the step.
+    A run resumed from any checkpoint therefore ends as if it had not been interrupted.
 
     Args:
-        task: model, data, loss, metrics.
-        run: the folder that is written to, by the main process only; `folder.reserve` has made it.
+        task: supplies model, data, loss and metrics.
+        run: the run's folder, reserved by `folder.reserve`; only the main process writes to it.
         world: this process among all.
-        resume: "none", "auto" (newest readable checkpoint of the folder, if any) or the path of a checkpoint.
-        overwrite: delete an earlier run in the folder, which is otherwise refused.
-        tensorboard: write TensorBoard events too.
+        resume: "none", "auto" (the newest readable checkpoint of the folder, if any) or the path of a checkpoint.
+        overwrite: delete an earlier run in the folder, which is refused otherwise.
+        tensorboard: also write TensorBoard events.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Trainer:
             f"a multiple of {world.size} processes x {config.accumulate} accumulated micro-batches",
             config.batch_size,
         )
-        restored = self._find_checkpoint(resume, overwrite)
+        restored = find_state(run, world, resume, overwrite=overwrite)
         seed_process(config.seed, deterministic=config.deterministic)
         self.train_data, self.eval_data = task.train_data(), dict(task.eval_data())
         samples = len(self.train_data)  # type: ignore[arg-type]
@@ -81,8 +78,7 @@ class Trainer:
         self.best, self.best_step = -math.inf, 0
         self.sums: dict[str, float] = {}
         self.summed = 0
-        self.unwritten: dict[str, str] = {}  # files of the run that the disk refused, with its reason
-        self.unsaved_best: nn.Module | None = None
+        self.files = ResultFiles(run, task.save_weights)
         seed_process(config.seed, world.rank, deterministic=config.deterministic)
         if restored is not None:
             self.load(restored)
@@ -96,14 +92,14 @@ class Trainer:
         config, world = self.config, self.world
         self.model = self.task.model().to(world.device)
         if config.sync_batch_norm and world.size > 1:
-            self.model = synchronise_batch_norm(self.model, world.device)
+            self.model = synchronise_batch_norm(self.model, world.device, config.sync_batch_norm_skip)
         self.parallel: nn.Module = self.model
         if world.size > 1:
-            # Synchronised norms have the same statistics everywhere; else the main process's are the ones that count.
+            # Synchronised norms have the same buffers in every process; otherwise the main process's are used.
             self.parallel = DistributedDataParallel(
                 self.model,
                 device_ids=[world.device.index] if world.device.type == "cuda" else None,
-                broadcast_buffers=not config.sync_batch_norm,
+                broadcast_buffers=not config.sync_batch_norm or bool(config.sync_batch_norm_skip),
             )
         self.optimizer = optim.make_optimizer(config, self.model)
         self.schedule = optim.make_schedule(
@@ -112,45 +108,16 @@ class Trainer:
         self.ema = optim.make_ema(config, self.model)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
 
-    def _find_checkpoint(self, resume: str, overwrite: bool) -> dict[str, Any] | None:
-        """The state to continue from; refuses a folder whose results the run would mix with its own."""
-        if overwrite:
-            configs.require(resume == "none", "overwrite", "no --resume beside it", f"--resume {resume}")
-            if self.world.main:
-                folder.clear(self.run)
-            self.world.broadcast(None)  # nobody looks before it is empty
-        found = folder.results_in(self.run)
-        ways = "choose another folder, or --overwrite deletes them"
-        if resume in ("none", "auto"):
-            steps = checkpoint.steps(self.run)
-            if resume == "none" and steps:
-                raise ValueError(
-                    f"out: {self.run} holds a run at step {steps[-1]}; --resume auto continues it, or {ways}"
-                )
-            state = checkpoint.newest(self.run) if resume == "auto" else None
-            if state is None and found:
-                listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-                raise ValueError(f"out: {self.run} holds {listed}, but no checkpoint to continue from; {ways}")
-        else:
-            path = Path(resume)
-            state = checkpoint.load(path)
-            if found and path.resolve().parent != (self.run / checkpoint.FOLDER).resolve():
-                raise ValueError(f"out: {self.run} holds {found[0]} of another run than {path}; {ways}")
-        found_by_all = self.world.gather(state and state["step"])
-        if len(set(found_by_all)) > 1:
-            raise ValueError(f"out: expected a folder that all processes share, they found the steps {found_by_all}")
-        return state
-
     @property
     def eval_model(self) -> nn.Module:
-        """The model to evaluate and save: the moving average where there is one."""
-        return optim.weights_to_use(self.model, self.ema)
+        """The model to evaluate and save: the moving average if there is one."""
+        return self.model if self.ema is None else self.ema.module
 
     def state(self, rng: Sequence[Any]) -> dict[str, Any]:
-        """Everything that a run needs to go on, and where it comes from.
+        """Everything needed to continue the run.
 
         Args:
-            rng: the random generators of every process.
+            rng: the states of the random generators of every process.
         """
         return {
             "step": self.step,
@@ -165,7 +132,7 @@ class Trainer:
             "schedule": {"step": self.step, "lr": [group["lr"] for group in self.optimizer.param_groups]},
             "scaler": self.scaler.state_dict(),
             "rng": list(rng),
-            "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.unwritten},
+            "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.files.failed},
             "log": {"sums": self.sums, "summed": self.summed, "seconds": self.seconds},
             "config": configs.to_dict(self.config),
         }
@@ -173,43 +140,14 @@ class Trainer:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         try:
-            self._check_fits(state)
+            check_fits(state, self.config, self.model, self.optimizer, self.steps)
             self._restore(state)
         except configs.ConfigError:
             raise
         except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
             raise checkpoint.UnreadableCheckpointError(
-                f"resume: expected a checkpoint of this program, got one with other contents ({error!r:.200})"
+                f"resume: expected a checkpoint of this version, got one with other contents ({error!r:.200})"
             ) from None
-
-    def _check_fits(self, state: dict[str, Any]) -> None:
-        """Whether the state is one of this model and optimizer, and the run has not gone further than it is to go."""
-        config, then = self.config, state["config"]
-        misfit = checkpoint.misfit(state["model"], self.model.state_dict())
-        if misfit:
-            ours, theirs = (
-                f"{model} {configs.shown(changes)}"
-                for model, changes in ((config.model, config.model_args), (then["model"], then["model_args"]))
-            )
-            raise configs.ConfigError(f"resume: expected a checkpoint of {ours}, got one of {theirs}: {misfit}")
-        optimizer = then["optimizer"]["name"]
-        configs.require(
-            optimizer == config.optimizer.name,
-            "optimizer.name",
-            f"the checkpoint's, {optimizer!r}",
-            config.optimizer.name,
-        )
-        sizes, own_sizes = (
-            [len(group["params"]) for group in groups]
-            for groups in (state["optimizer"]["param_groups"], self.optimizer.param_groups)
-        )
-        configs.require(sizes == own_sizes, "optimizer", f"the checkpoint's parameter groups, {sizes}", own_sizes)
-        configs.require(
-            state["step"] <= self.steps,
-            "steps" if config.epochs is None else "epochs",
-            f"at least the {state['step']} steps that the checkpoint has behind it",
-            self.steps,
-        )
 
     def _restore(self, state: dict[str, Any]) -> None:
         changes = configs.differences(state["config"], configs.to_dict(self.config))
@@ -231,20 +169,20 @@ class Trainer:
         kept = state["best"].get("written", True) and (self.run / folder.BEST).is_file()
         if self.best_step and not self.world.broadcast(kept):
             if self.world.main:
-                warnings.warn(f"{folder.BEST} of step {self.best_step} is lost: the best is chosen anew", stacklevel=4)
+                warnings.warn(
+                    f"{folder.BEST} of step {self.best_step} is lost: the best is selected again", stacklevel=4
+                )
             self.best, self.best_step = -math.inf, 0
         self.sums, self.summed = dict(state["log"]["sums"]), state["log"]["summed"]
         self.seconds = state["log"]["seconds"]
         checkpoint.restore_rng(state["rng"], self.world)
 
     def save(self, path: Path) -> bool:
-        """Write a checkpoint; False where the disk refuses, which leaves the earlier ones as they are."""
+        """Write a checkpoint; False if the disk refuses, in which case the earlier ones are kept."""
         rng = self.world.gather(checkpoint.rng_state())
         written = True
         if self.world.main:
-            written = self._write(
-                f"{checkpoint.FOLDER}/{path.name}", lambda: checkpoint.save(path, self.state(rng)), "checkpoint"
-            )
+            written = self.files.save_checkpoint(path, self.state(rng))
             if written:
                 self._delete_old()
         return self.world.broadcast(written)
@@ -252,26 +190,15 @@ class Trainer:
     def _delete_old(self) -> None:
         checkpoint.keep_only(self.run, self.config.keep, self.best_step, self.step)
 
-    def _write(self, name: str, write: Callable[[], None], what: str = "") -> bool:
-        """Write a file of the run. A disk that refuses is a warning; at the end of the run, it is an error."""
-        try:
-            write()
-        except OSError as error:
-            self.unwritten[name] = error.strerror or str(error)
-            warnings.warn(f"{what or name} not written, the earlier ones are kept: {error}", stacklevel=3)
-            return False
-        self.unwritten.pop(name, None)
-        return True
-
     def train(self) -> dict[str, Any]:
-        """Run to the end; returns what summary.json holds.
+        """Train to the end and return the contents of summary.json.
 
         Raises:
-            StoppedError: asked to stop, after saving.
-            NonFiniteLossError: after saving.
-            TooManyBrokenError: after saving, in a run of one process.
+            StoppedError: a signal stopped the run; its state was saved.
+            NonFiniteLossError: the loss is not finite; the state before that step was saved.
+            TooManyBrokenError: too many unreadable samples; with one process, the state was saved.
             LoaderDiedError: a loader process was killed.
-            IncompleteRunError: the end was reached, but results could not be written.
+            IncompleteRunError: the run finished, but some results could not be written.
         """
         batches = train_batches(
             self.train_data,
@@ -296,7 +223,7 @@ class Trainer:
                         self._log_and_evaluate()
                 return self._finish()
         except LoaderDiedError as error:
-            raise LoaderDiedError(f"{error}; {self._way_back()}") from None
+            raise LoaderDiedError(f"{error}; {self._how_to_continue()}") from None
         finally:
             batches.close()
             self.progress.close()
@@ -312,7 +239,7 @@ class Trainer:
         )
 
     def _step(self, batches: Iterator[Batch], request: StopRequest) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         config, world = self.config, self.world
         self.parallel.train()
         self.schedule.step_update(self.step)
@@ -356,21 +283,21 @@ class Trainer:
             batch = next(batches)
             self.broken.note(batch.broken)
         except TooManyBrokenError as error:
-            # Before the first micro-batch of a step, a process on its own is still where that step began.
+            # Before the first micro-batch, the state is still that of the step's beginning.
             if first and self.world.size == 1:
                 self.save(checkpoint.path_of(self.run, self.step))
-            raise TooManyBrokenError(f"{error}; {self._way_back()}") from None
+            raise TooManyBrokenError(f"{error}; {self._how_to_continue()}") from None
         return batch
 
-    def _way_back(self) -> str:
-        """What is left of a run that failed."""
+    def _how_to_continue(self) -> str:
+        """Where a run that failed can be continued from."""
         steps = checkpoint.steps(self.run)
         if not steps:
             return f"stopped at step {self.step}, before the first checkpoint"
         return f"stopped at step {self.step}; --resume auto continues from step {steps[-1]}"
 
     def _maybe_no_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients are exchanged between processes in the last micro-batch of a step only."""
+        """Reduce gradients between processes in the last micro-batch of a step only."""
         if last or not isinstance(self.parallel, DistributedDataParallel):
             return contextlib.nullcontext()
         return self.parallel.no_sync()
@@ -383,7 +310,7 @@ class Trainer:
         if self.save(path):
             told = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
         else:
-            told = f"not saved: {self._way_back()}"
+            told = f"not saved: {self._how_to_continue()}"
         raise StoppedError(told, request.signal)
 
     def _stop_non_finite(self, losses: dict[str, float], lr: float, samples: list[int]) -> None:
@@ -398,9 +325,9 @@ class Trainer:
         )
 
     def _log_and_evaluate(self) -> None:
-        """Where a row is due: evaluate if that is due too, and write it.
+        """Evaluate if due, and write a row of metrics if due.
 
-        A checkpoint of this step was saved before, so a run that ends in here repeats this and nothing else.
+        A checkpoint of this step was saved before, so a run that is killed in here repeats only this.
         """
         evaluation = self._evaluation_due() and self.step > 0
         if not evaluation and not (self._due(self.config.log_steps) and self.summed):
@@ -419,23 +346,16 @@ class Trainer:
             self.log.add(row)
 
     def _evaluate(self) -> dict[str, float]:
-        """Measure the weights to use on the validation data, and write them where users look for them."""
+        """Evaluate on the validation data, and write the weights that users load."""
         measured = self._measure("val") if "val" in self.eval_data else {}
         value = measured.get(f"val_{self.task.monitor}", math.inf)
         improved = not measured or self.best_step == 0 or value > self.best
         if improved:
             self.best, self.best_step = value, self.step
         if self.world.main:
-            self._save_weights(folder.LAST, self.eval_model)
-            best = self.eval_model if improved else self.unsaved_best
-            if best is not None:
-                written = self._save_weights(folder.BEST, best)
-                self.unsaved_best = None if written else copy.deepcopy(best)  # to try again when there is room
+            self.files.save_weights(self.eval_model, improved=improved)
         self.progress.say(f"step {self.step}/{self.steps}: {format_metrics(measured)}{' (best)' if improved else ''}")
         return measured
-
-    def _save_weights(self, name: str, model: nn.Module) -> bool:
-        return self._write(name, lambda: self.task.save_weights(model, self.run / name), "weights")
 
     def _measure(self, split: str) -> dict[str, float]:
         measured = evaluate(
@@ -454,11 +374,8 @@ class Trainer:
         return {f"{split}_{name}": value for name, value in measured.items()}
 
     def _finish(self) -> dict[str, Any]:
-        """Measure the best weights on data that chose nothing, and write the summary and the curves."""
-        if folder.LAST in self.unwritten:
-            self._save_weights(folder.LAST, self.eval_model)
-        if self.unsaved_best is not None:
-            self._save_weights(folder.BEST, self.unsaved_best)
+        """Evaluate the best weights on the other splits, and write the summary and the curves."""
+        self.files.retry_weights(self.eval_model)
         others = [split for split in self.eval_data if split != "val"]
         if others:
             if self.world.main:
@@ -468,33 +385,11 @@ class Trainer:
         summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
         if self.log is not None:
             summary |= self._summary()
-            text = json.dumps(summary, indent=2) + "\n"
-            self._write(folder.METRICS, self.log.flush)
-            self._write(folder.SUMMARY, lambda: write_atomically(self.run / folder.SUMMARY, text.encode()))
-            self._write(folder.CURVES, self._draw_curves)
+            self.files.write_summary(summary, self.log)
             self._delete_old()
         summary = self.world.broadcast(summary)
-        self._check_complete()
+        self.files.check_complete(self.step)
         return summary
-
-    def _draw_curves(self) -> None:
-        assert self.log is not None
-        picture = io.BytesIO()
-        curves(self.log.rows).savefig(picture, dpi=120)
-        write_atomically(self.run / folder.CURVES, picture.getbuffer())
-
-    def _check_complete(self) -> None:
-        """Raise unless everything that users look for at the end was written."""
-        last = f"{checkpoint.FOLDER}/{checkpoint.path_of(self.run, self.steps).name}"
-        expected = (folder.LAST, folder.BEST, last, folder.METRICS, folder.SUMMARY, folder.CURVES)
-        missing = [name for name in expected if name in self.unwritten]
-        if missing:
-            left = checkpoint.steps(self.run)
-            way = f"--resume auto goes on from step {left[-1]}" if left else "--overwrite trains again"
-            raise IncompleteRunError(
-                f"{self.run}: all {self.steps} steps are done, but {', '.join(missing)} could not be written "
-                f"({self.unwritten[missing[0]]}); make room, then {way}"
-            )
 
     def _load_best(self) -> None:
         if self.best_step == self.step:
@@ -502,7 +397,7 @@ class Trainer:
         try:
             state = checkpoint.load(checkpoint.path_of(self.run, self.best_step))
         except (FileNotFoundError, checkpoint.UnreadableCheckpointError) as error:
-            warnings.warn(f"measuring the last weights instead of the best: {error}", stacklevel=2)
+            warnings.warn(f"evaluating the last weights instead of the best: {error}", stacklevel=2)
             return
         self.eval_model.load_state_dict(state["model"] if self.ema is None else state["ema"])
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ppma import masks
 from ppma.layers.constants import cached_constant
-from ppma.layers.convolution import DepthwiseConv
+from ppma.layers.convolution import DepthwiseConv, linear
 from ppma.layers.decay import DECAYS
-from ppma.layers.init import linear
 from ppma.layers.rope import rotary_table
 from ppma.masks import PrefixedMask, StructuredMask
 from ppma.ops import backends, checks
@@ -57,7 +56,7 @@ class AttentionInputs(NamedTuple):
 
 @cached_constant
 def _fixed_log_decay(heads: int, span: float, device: torch.device) -> Tensor:
-    return masks.rmt_log_decay(heads, span).to(device)
+    return masks.rmt_log_decay(heads, span, device)
 
 
 class PolylineAttention(nn.Module):

@@ -4,8 +4,7 @@ from timm.layers import DropPath, LayerScale
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.convolution import DepthwiseConv
-from ppma.layers.init import linear
+from ppma.layers.convolution import DepthwiseConv, linear
 from ppma.layers.recompute import recomputing
 
 NORM_EPS = 1e-6

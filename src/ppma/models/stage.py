@@ -1,4 +1,4 @@
-"""One stage: its grid, and the blocks on it."""
+"""One stage of a backbone."""
 
 from timm.models import checkpoint
 from torch import Tensor, nn
@@ -10,12 +10,12 @@ from ppma.models.config import BackboneConfig
 
 
 class Stage(nn.Module):
-    """Downsample (but not in the first stage), then blocks.
+    """Downsampling (except in the first stage), then blocks.
 
     Args:
         config: of the whole backbone.
-        index: which stage.
-        drop_paths: probability for each block.
+        index: of the stage, from 0.
+        drop_paths: drop path probability of each block.
     """
 
     def __init__(self, config: BackboneConfig, index: int, drop_paths: list[float]) -> None:
@@ -40,7 +40,7 @@ class Stage(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) of the stage before to (B, H', W', C') of this one."""
+        """Features (B, H, W, C) of the previous stage to features (B, H', W', C') of this one."""
         x = self.downsample(x)
         rotary = rotary_table(x.shape[1], x.shape[2], self.head_dim, x.device)
         for block in self.blocks:

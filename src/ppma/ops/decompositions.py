@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.ops import dense, torch_ops  # noqa: F401  (defines torch.ops.ppma)
+from ppma.ops import dense, torch_ops
 from ppma.ops.layout import heads_last
-from ppma.ops.options import AttentionOptions
 
 
 def _polyline_attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, log_alpha, log_beta, *options, _backend = arguments
-    out, stats, first = dense.polyline_attention(q, k, v, log_alpha, log_beta, AttentionOptions(*options))
+    (q, k, v, log_alpha, log_beta), options, _, valid = torch_ops.split_arguments(arguments)
+    out, stats, first = dense.polyline_attention(q, k, v, log_alpha, log_beta, options, valid)
     return heads_last(out), stats, first
 
 
 def _criss_cross_attention(*arguments: Any) -> Tensor:
-    q, k, v, log_alpha, log_beta, *options, _backend = arguments
-    return heads_last(dense.criss_cross_attention(q, k, v, log_alpha, log_beta, AttentionOptions(*options)))
+    (q, k, v, log_alpha, log_beta), options, _, valid = torch_ops.split_arguments(arguments)
+    return heads_last(dense.criss_cross_attention(q, k, v, log_alpha, log_beta, options, valid))
 
 
 def table() -> dict[Any, Callable[..., Any]]:

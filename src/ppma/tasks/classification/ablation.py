@@ -1,4 +1,4 @@
-"""The ablation of the masks: one configuration trained with each mask and several seeds, in one table."""
+"""The mask ablation: one configuration trained with each mask and several seeds."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from ppma.ops import checks
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.run import train
 
-# The authors' ablation of PPMA-T on ImageNet: parameters (M), GFLOPs, images/s on an A800, top-1 (%).
+# The paper's ablation of PPMA-T on ImageNet: parameters (M), GFLOPs, images/s on an A800, top-1 (%).
 PAPER = {
     "none": (14.33, 2.65, 1779, 82.28),
     "rmt": (14.33, 2.65, 1650, 82.35),
@@ -39,14 +39,14 @@ THROUGHPUT_BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class MaskResult:
-    """What one mask came to.
+    """The results of one mask.
 
     Attributes:
-        mask: its name.
-        parameters: of the model.
+        mask: name of the mask.
+        parameters: number of parameters of the model.
         macs: multiply-adds for one image, which papers call FLOPs.
-        images_per_second: forward pass, measured in turns with the other masks.
-        top1: accuracy in percent of each seed, on the test data where there are any, else on the validation data.
+        images_per_second: throughput of the forward pass, timed interleaved with the other masks.
+        top1: accuracy in percent for each seed, on the test split if there is one, else on the validation split.
     """
 
     mask: str
@@ -59,13 +59,13 @@ class MaskResult:
 class Ablation:
     """One configuration trained with each mask and the seeds seed, seed + 1, ...
 
-    Everything that can be checked is checked here, before hours of training: the names, the models, their cost.
+    Names, models and costs are checked here, before hours of training.
 
     Args:
-        config: a classification; its `model_args.mask` is replaced.
+        config: a classification run; its `model_args.mask` is replaced.
         masks: names of `ppma.masks.KINDS`.
         seeds: runs for each mask.
-        out: folder; a run that is finished in it is not repeated, an interrupted one is resumed.
+        out: the folder; finished runs in it are not repeated, interrupted ones are resumed.
     """
 
     def __init__(self, config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> None:
@@ -90,7 +90,7 @@ class Ablation:
         self.top1: dict[str, list[float]] = {mask: [] for mask in models}
 
     def run(self) -> None:
-        """Train what is not yet trained; after each run, write ablation.md and ablation.json with what is finished."""
+        """Train the missing runs; after each, write ablation.md and ablation.json."""
         for mask, runs in self.runs.items():
             for run in runs:
                 self.top1[mask].append(_accuracy(*run))
@@ -120,7 +120,7 @@ def _with_mask(config: ClassificationConfig, mask: str, seed: int) -> Classifica
 
 
 def _check_same(config: ClassificationConfig, run: Path) -> None:
-    """Refuse a run in that folder which was trained with another configuration."""
+    """Raise if the folder holds a run with another configuration."""
     if (run / CONFIG).is_file():
         changes = configs.differences(configs.read(run / CONFIG), configs.to_dict(config))
         if changes:
@@ -130,7 +130,7 @@ def _check_same(config: ClassificationConfig, run: Path) -> None:
 
 
 def _accuracy(config: ClassificationConfig, run: Path) -> float:
-    """The accuracy of one run, trained unless it lies there finished."""
+    """The accuracy of one run, which is trained unless it is finished."""
     if (run / SUMMARY).is_file() and (run / CONFIG).is_file():
         summary: dict[str, Any] = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     else:
@@ -151,7 +151,7 @@ def _images_per_second(models: dict[str, nn.Module], size: int) -> dict[str, flo
 
 
 def table(results: Sequence[MaskResult]) -> str:
-    """Measured figures, and the paper's (PPMA-T on ImageNet) beside them where it has the mask."""
+    """The results in Markdown, with the paper's (PPMA-T on ImageNet) beside them."""
     lines = [
         "| mask | parameters | MFLOPs | images/s | top-1, mean ± sd (each seed) "
         "| paper: M params | GFLOPs | images/s | top-1 |",

@@ -1,4 +1,4 @@
-"""The schema of classification's configuration files."""
+"""The configuration of classification runs."""
 
 from dataclasses import dataclass, field
 
@@ -8,19 +8,18 @@ from ppma.engine.config import RunConfig
 from ppma.models import CONFIGS
 from ppma.ops import checks
 
-LARGEST_IMAGE = 4096  # a slip of the keyboard beyond it exhausts the memory of the machine
+LARGEST_IMAGE = 4096  # a larger size is a typing mistake that would exhaust memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(RunConfig):
-    """Training of a classifier.
+    """The configuration of a classification run.
 
     Attributes:
         data: see `ImageDataConfig`.
         augment: see `AugmentConfig`.
-        label_smoothing: share of the target that is spread over all classes.
-        init: weights to start from, any file that `ppma.load_checkpoint` reads; the last layer is new where the classes
-            differ.
+        label_smoothing: fraction of the target that is spread over all classes.
+        init: initial weights, any file that `ppma.load_checkpoint` reads; the last layer is new if the classes differ.
     """
 
     data: ImageDataConfig
@@ -40,12 +39,12 @@ class ClassificationConfig(RunConfig):
         size = self.data.image_size / self.data.crop_pct
         expected = f"images resized to at most {LARGEST_IMAGE} pixels"
         require(size <= LARGEST_IMAGE, "data.image_size, data.crop_pct", expected, size)
-        require("num_classes" not in self.model_args, "model_args.num_classes", "the data to say it", "a number")
+        require("num_classes" not in self.model_args, "model_args.num_classes", "nothing: the data set it", "a value")
         require(0 <= self.label_smoothing < 1, "label_smoothing", "a number in [0, 1)", self.label_smoothing)
         try:
             train_transform(self.data, self.augment)
-        except Exception as error:  # timm reads the policy of auto_augment with assertions
-            raise ConfigError(f"augment: expected settings that timm can use: {error}") from None
+        except Exception as error:  # timm parses auto_augment with assertions
+            raise ConfigError(f"augment: expected settings that timm accepts: {error}") from None
         mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
         micro = self.batch_size // self.accumulate
         require(not mixes or micro % 2 == 0, "batch_size", "an even micro-batch, for mixup and cutmix", micro)

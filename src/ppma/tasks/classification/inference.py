@@ -1,4 +1,4 @@
-"""What a trained classifier is used for: accuracy on a data set, classes of single images."""
+"""Evaluation, prediction and export of trained classifiers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ from ppma.tasks.registry import load_config
 
 
 def find_images(data: str, *, split: str | None = None, assignments: Iterable[str] = ()) -> ImageSource:
-    """Held-out images from what a user calls them.
+    """Open held-out images.
 
     Args:
-        data: a recipe, a folder (with the split in it, or one folder for each class), or "digits".
-        split: which part; the configuration's `val_split` if None, the test part of the digits.
+        data: a recipe, a folder (with the split in it, or with one folder for each class), or "digits".
+        split: name of the split; None for the recipe's test or validation split, or the digits' test split.
         assignments: `key=value` changes of a recipe.
     """
     path = Path(data)
@@ -53,7 +53,7 @@ def find_images(data: str, *, split: str | None = None, assignments: Iterable[st
 def evaluation(
     checkpoint: Checkpoint, data: str, split: str | None = None, assignments: Iterable[str] = ()
 ) -> Evaluation:
-    """Top-1, top-5 and cross-entropy on the images of `find_images`."""
+    """Evaluate top-1, top-5 and cross-entropy on the images of `find_images`."""
     model, preprocessing, classes = load_classifier(checkpoint)
     source = find_images(data, split=split, assignments=assignments)
     check_classes(source.classes, classes, found="the data", expected="the checkpoint")
@@ -62,10 +62,10 @@ def evaluation(
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How images are classified.
+    """Options of classification's `predict`.
 
     Attributes:
-        top: how many classes are shown.
+        top: number of classes to show.
     """
 
     top: int = 5
@@ -78,7 +78,7 @@ class PredictOptions:
 def predict(
     checkpoint: Checkpoint, images: Sequence[str | Path], options: PredictOptions, report: Report | None = None
 ) -> Iterator[Prediction]:
-    """The likeliest classes with their probabilities, likeliest first."""
+    """Predict the `top` most probable classes and their probabilities, most probable first."""
     model, preprocessing, classes = load_classifier(checkpoint)
     transform = preprocessing.transform()
     for path, image in read_images(*image_files(images), report):
@@ -90,6 +90,6 @@ def predict(
 
 
 def exportable(checkpoint: Checkpoint, **changes: Any) -> tuple[nn.Module, dict[str, str]]:
-    """The backbone with its classifier."""
+    """Load the whole classifier."""
     model = load_checkpoint(checkpoint, **changes)
     return model, {"logits": "class scores" if model.num_classes else "features"}

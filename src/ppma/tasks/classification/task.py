@@ -1,4 +1,4 @@
-"""Classification for the engine: model, data, loss, metrics."""
+"""The classification task: model, data, loss and metrics."""
 
 import functools
 import warnings
@@ -27,7 +27,7 @@ from ppma.tasks.classification.metrics import ClassificationMetrics, collate
 
 
 class Classification(Task[ClassificationConfig]):
-    """Training of a registered model on labelled images."""
+    """Training of a classifier on labelled images."""
 
     schema = ClassificationConfig
     predict_options = inference.PredictOptions
@@ -41,12 +41,12 @@ class Classification(Task[ClassificationConfig]):
 
     @functools.cached_property
     def source(self) -> ImageSource:
-        """The training images."""
+        """The training images, before any transform."""
         return open_training_images(self.config.data)
 
     @functools.cached_property
     def mixing(self) -> Mixup | None:
-        """Mixup and CutMix of whole batches, which also smooths the labels."""
+        """Mixup and CutMix of a batch, including label smoothing; None if both are off."""
         augment = self.config.augment
         if augment.mixup == 0 and augment.cutmix == 0:
             return None
@@ -66,7 +66,9 @@ class Classification(Task[ClassificationConfig]):
         start = open_checkpoint(self.config.init)
         model = load_checkpoint(start, **self.config.model_args)
         if start.larger or start.classes != classes:
-            warnings.warn(f"{self.config.init}: other classes than the data's, so the last layer is new", stacklevel=2)
+            warnings.warn(
+                f"{self.config.init}: its classes differ from the data's, so the last layer is new", stacklevel=2
+            )
             model.reset_classifier(len(classes))
         return model.train()
 

@@ -1,4 +1,4 @@
-"""The schema of detection's configuration files."""
+"""The schema of detection recipes."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ from ppma.tasks.detection.model import DetectorConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionConfig(DenseConfig):
-    """Training of Mask R-CNN.
+    """A Mask R-CNN run.
 
     Attributes:
-        data: see `CocoDataConfig`.
-        augment: see `CocoAugmentConfig`.
-        detector: see `DetectorConfig`.
+        data: where images and annotations are.
+        augment: augmentation of training images.
+        detector: the neck and the heads.
     """
 
     data: CocoDataConfig

@@ -16,7 +16,13 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from ppma.config import require
 from ppma.models import PolylineBackbone
-from ppma.tasks.dense.backbone import dense_backbone, feature_channels, features, without_weight_decay
+from ppma.tasks.dense.backbone import (
+    authors_without_weight_decay,
+    dense_backbone,
+    feature_channels,
+    features,
+    without_weight_decay,
+)
 from ppma.tasks.dense.cost import Cost, count
 
 LEVELS = ("0", "1", "2", "3")  # the names torchvision gives to the stages; "pool" is the fifth level
@@ -136,6 +142,10 @@ class PolylineMaskRCNN(MaskRCNN):
     def no_weight_decay(self) -> set[str]:
         """See `PolylineBackbone.no_weight_decay`."""
         return without_weight_decay(self.backbone.body, "backbone.body.")
+
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of the parameters that the authors' training excludes from weight decay."""
+        return authors_without_weight_decay(self.backbone.body, "backbone.body.")
 
 
 def mask_rcnn(

@@ -1,4 +1,4 @@
-"""Detection for the engine: model, data, loss, metrics."""
+"""The detection task: model, data, loss and metrics for the trainer."""
 
 import functools
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from ppma.tasks.detection.weights import build
 
 
 class Detection(Task[DetectionConfig]):
-    """Training of Mask R-CNN on images with instances."""
+    """Mask R-CNN on instance annotations."""
 
     schema = DetectionConfig
     predict_options = inference.PredictOptions
@@ -34,7 +34,7 @@ class Detection(Task[DetectionConfig]):
 
     @functools.cached_property
     def source(self) -> CocoInstances:
-        """The training images."""
+        """The training split."""
         return CocoInstances(self.config.data, self.config.data.train_split, train_transform(self.config.augment))
 
     def model(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Vanilla attention with the mask: fused forward and backward, nothing of size N x N, no atomics."""
+"""Full attention with the mask: fused forward and backward, nothing of size N x N, no atomics."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int 
         COLS=cols,
         D=d,
         DV=dv,
-        D_TILE=padded(d),
-        DV_TILE=padded(dv),
+        BLOCK_D=padded(d),
+        BLOCK_DV=padded(dv),
         UPCAST=upcast(like),
         **arguments,
     )
@@ -122,9 +122,9 @@ def masked_backward(
 ) -> None:
     """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
 
-    What is not named here is as there. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` for each
-    softmax the row sums of the output times its gradient, (softmaxes, B, heads, H, W); `grads` receive the gradients
-    of q, k and v, the slots what the potentials along the rows and the columns receive.
+    Arguments are those of `masked_forward`. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` has
+    for each softmax the row sums of the output times its gradient, (softmaxes, B, heads, H, W); `grads` receive the
+    gradients of q, k and v, the slots those of the potentials along the rows and the columns.
     """
     across = triton.cdiv(q.shape[3], attention_tile(q.shape[2], q.shape[3], band)[1])
     v2h, h2v = paths != "h2v", paths != "v2h"
@@ -204,7 +204,7 @@ def polyline_attention_backward(
         ROWS=rows,
         COLS=cols,
         DV=dv,
-        DV_TILE=padded(dv),
+        BLOCK_DV=padded(dv),
     )
     grads = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
     alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)

@@ -81,11 +81,11 @@ class _Lines:
             n=n,
             scale=self.scale,
             MODE=self.combine,
-            TOKENS=tokens,
+            BLOCK_M=tokens,
             D=d,
             DV=dv,
-            D_TILE=padded(d),
-            DV_TILE=padded(dv),
+            BLOCK_D=padded(d),
+            BLOCK_DV=padded(dv),
             UPCAST=upcast(self.q),
             **arguments,
         )
@@ -135,7 +135,7 @@ class _Lines:
             applied: what the map was applied to.
             second: what it was applied to as well.
             add: gradients from elsewhere, to be added.
-            both: whether the gradient of the second value is wanted too.
+            both: also compute the gradient of the second value.
         """
         q, k, value = self.q, self.k, applied.value
         grads = _Gradients(

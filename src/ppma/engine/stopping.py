@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a request that the loop answers between two steps."""
+"""Stopping a run before its last step: SIGTERM and Ctrl-C are handled between two steps."""
 
 import contextlib
 import signal
@@ -8,20 +8,24 @@ from types import FrameType
 
 
 class StopRequest:
-    """Which signal asked to stop, 0 for none."""
+    """A signal handler that records the signal.
+
+    Attributes:
+        signal: number of the signal received, 0 for none.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: leave at once
+            raise KeyboardInterrupt  # the second Ctrl-C exits at once
         self.signal = number
 
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Catch SIGTERM and SIGINT inside the context; does nothing outside the main thread."""
+    """Handle SIGTERM and SIGINT inside the context; outside the main thread, do nothing."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
