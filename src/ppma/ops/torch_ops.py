@@ -46,7 +46,7 @@ def split_arguments(arguments: Sequence[Any]) -> tuple[Any, AttentionOptions, Ba
     """The tensors, options, backend and `valid` of a softmax attention, from the arguments of its schema."""
     tensors = list(itertools.takewhile(lambda argument: isinstance(argument, Tensor), arguments))
     combine, paths, scale, backend, *defaults = arguments[len(tensors) :]
-    valid, save = (*defaults, *(None, True)[len(defaults) :])
+    valid, save = defaults[0] if defaults else None, defaults[1] if len(defaults) > 1 else True
     return tensors, AttentionOptions(combine, paths, scale, save), backend, valid
 
 
