@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign
@@ -126,6 +127,73 @@ def test_mmdetection_options_train():
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.parametrize("beta", [0.0, 1 / 9])
+def test_box_loss_of_proposals(beta):
+    rpn = small(box_loss_beta=beta).rpn
+    deltas = torch.tensor([[0.05, -2.0, 0.0, 1.0], [9.0, 9, 9, 9], [7.0, 7, 7, 7]])
+    labels = [torch.tensor([1.0, 0.0, -1.0])]  # an object, background, neither
+    objectness, boxes = rpn.compute_loss(torch.zeros(3, 1), deltas, labels, [torch.zeros(3, 4)])
+    assert objectness.item() == pytest.approx(math.log(2))
+    small_error = 0.05 if beta == 0 else 0.05**2 / (2 * beta)
+    assert boxes.item() == pytest.approx((small_error + 2 + 1 - 2 * beta / 2) / 2)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1 / 9])
+def test_box_loss_of_heads(beta, monkeypatch):
+    """Against a loop over the sampled regions."""
+    heads = small(box_loss_beta=beta).train().roi_heads
+    torch.manual_seed(0)
+    levels = {name: torch.randn(2, 8, 32 // 2**i, 32 // 2**i) for i, name in enumerate(LEVELS)}
+    corners = torch.rand(2, 30, 2) * 60
+    proposals = list(torch.cat((corners, corners + 10 + torch.rand(2, 30, 2) * 50), 2))
+    masks = torch.zeros(1, 128, 128, dtype=torch.uint8)
+    targets = [
+        {"boxes": boxes[:1] + 3, "labels": torch.tensor([label]), "masks": masks}
+        for boxes, label in zip(proposals, (1, 3), strict=True)
+    ]
+    predicted, sampled = [], []
+    heads.box_predictor.register_forward_hook(lambda *arguments: predicted.append(arguments[-1]))
+    select = heads.select_training_samples
+    monkeypatch.setattr(heads, "select_training_samples", lambda *given: sampled.append(select(*given)) or sampled[0])
+    _, losses = heads(levels, proposals, [(128, 128)] * 2, targets)
+    label, target = (torch.cat(sampled[0][index]) for index in (2, 3))
+    total = 0.0
+    for index in (label > 0).nonzero().flatten().tolist():
+        first = 4 * int(label[index])
+        for error in (predicted[0][1][index, first : first + 4] - target[index]).abs().tolist():
+            total += error**2 / (2 * beta) if error < beta else error - beta / 2
+    assert total > 0
+    assert losses["loss_box_reg"].item() == pytest.approx(total / len(label), rel=1e-5)  # of float32 sums
+    assert set(losses) == {"loss_classifier", "loss_box_reg", "loss_mask"}
+
+
+def test_low_quality_matches_limited():
+    """Three objects by five anchors: one well covered, one covered by 0.4 twice, one hardly."""
+    quality = torch.tensor([[0.8, 0.2, 0.1, 0.0, 0.0], [0.1, 0.4, 0.4, 0.0, 0.0], [0.0, 0.1, 0.0, 0.2, 0.0]])
+    usual, limited = (small(low_quality_iou=least).rpn.proposal_matcher for least in (None, 0.3))
+    assert usual(quality.clone()).tolist() == [0, 1, 1, 2, Matcher.BELOW_LOW_THRESHOLD]
+    assert limited(quality.clone()).tolist() == [0, 1, 1, -1, -1]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_mask_loss_targets(binary):
+    """A region of one mask pixel an image pixel, half of a pixel off."""
+    heads = small(binary_masks=binary).roi_heads
+    mask = torch.zeros(1, 40, 40)
+    mask[:, 10:20, 10:20] = 1
+    logits = torch.zeros(1, 4, 28, 28)
+    logits[:, 2] = 50 * (2 * mask[0, 4:32, 4:32] - 1)  # right where targets are 0 or 1
+    loss = heads._mask_loss(
+        logits, [torch.tensor([[4.0, 4, 32, 32]])], [mask], [torch.tensor([0])], torch.tensor([0, 2])
+    )
+    if binary:
+        assert loss.item() == pytest.approx(0, abs=1e-12)
+    else:  # targets of 0.5 along the edges of the square
+        assert loss.item() > 1
+    empty = heads._mask_loss(logits[:0], [torch.zeros(0, 4)], [mask], [torch.zeros(0)], torch.tensor([0]))
+    assert empty.item() == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -134,6 +202,7 @@ def test_mmdetection_options_train():
         ({"long_side": 10**6}, "long_side: expected 1 to 16384"),
         ({"short_side": 1400}, "short_side: expected 1 to long_side, got 1400"),
         ({"anchor_sizes": (1, 2, 3, 4, 10**6)}, "anchor_sizes: expected numbers from 1 to 16384"),
+        ({"box_loss_beta": -1.0}, "box_loss_beta: expected 0 or more, got -1.0"),
         ({"sampling_ratio": -1}, "sampling_ratio: expected 0 to 64, got -1"),
         ({"score_threshold": 2.0}, "score_threshold: expected a number from 0 to 1, got 2.0"),
     ],

@@ -39,7 +39,12 @@ class DetectorConfig:
         candidates: proposals of each level before NMS in evaluation; None for `proposals`.
         proposals_train: proposals of an image after NMS in training.
         proposals: proposals of an image after NMS in evaluation.
+        low_quality_iou: minimum IoU of the anchors that learn an object because no other anchor overlaps it more; None
+            for no minimum.
         region_samples: proposals of an image that the heads are trained on in each step.
+        box_loss_beta: where the smooth L1 loss of box regressions changes from quadratic to linear; 0 for the L1 loss.
+        binary_masks: sample the masks to learn at the centres of pixels and round them to 0 or 1; torchvision keeps
+            fractions.
         short_side: length of the shorter side of images in evaluation.
         long_side: maximum length of the longer side; an image that would exceed it is scaled to it instead.
         resize: "torchvision" rounds scaled sizes down and interpolates normalised values; "mmdetection" rounds sizes to
@@ -64,7 +69,10 @@ class DetectorConfig:
     candidates: int | None = None
     proposals_train: int = 2000
     proposals: int = 1000
+    low_quality_iou: float | None = None
     region_samples: int = 512
+    box_loss_beta: float = 1 / 9
+    binary_masks: bool = False
     short_side: int = 800
     long_side: int = 1333
     resize: Literal["torchvision", "mmdetection"] = "torchvision"
@@ -80,6 +88,9 @@ class DetectorConfig:
         convolutions, sides = self.mask_convolutions, self.anchor_sizes
         require(1 <= convolutions <= _MAX_CONVOLUTIONS, "mask_convolutions", f"1 to {_MAX_CONVOLUTIONS}", convolutions)
         require(0 <= self.sampling_ratio <= 64, "sampling_ratio", "0 to 64", self.sampling_ratio)
+        least = self.low_quality_iou
+        require(least is None or 0 <= least <= 1, "low_quality_iou", "a number from 0 to 1, or null", least)
+        require(self.box_loss_beta >= 0, "box_loss_beta", "0 or more", self.box_loss_beta)
         require(0 <= self.score_threshold <= 1, "score_threshold", "a number from 0 to 1", self.score_threshold)
         require(1 <= self.long_side <= MAX_SIDE, "long_side", f"1 to {MAX_SIDE}", self.long_side)
         require(1 <= self.short_side <= self.long_side, "short_side", "1 to long_side", self.short_side)
@@ -104,6 +115,9 @@ class DetectorConfig:
             "candidates": 1000,
             "proposals_train": 1000,
             "proposals": 1000,
+            "low_quality_iou": 0.3,
+            "box_loss_beta": 0.0,
+            "binary_masks": True,
             "resize": "mmdetection",
             "mask_paste": "mmdetection",
         }

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from ppma.config import require
 from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report
 from ppma.data.preprocessing import image_tensor
 from ppma.models import Checkpoint
+from ppma.models.export import backbone_in
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import (
     DrawingOptions,
@@ -76,6 +78,12 @@ def _rows(instances: list[dict[str, Any]]) -> list[str]:
     return [
         f"{one['score']:7.2%}  {one['class']}  box {', '.join(f'{x:.0f}' for x in one['box'])}" for one in instances
     ] or ["nothing found"]
+
+
+def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:
+    """Return the backbone's output, see `ppma.tasks.base.Task.probe`: rounding decides which boxes survive NMS."""
+    model, *_ = load_detector(checkpoint)
+    return backbone_in(model).to(images.dtype).forward_features(images)
 
 
 def exportable(checkpoint: Checkpoint, **_: Any) -> NoReturn:

@@ -10,7 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -28,6 +28,8 @@ from ppma.tasks.detection.regions import (
     ExactAnchors,
     ForegroundBoxPredictor,
     ForegroundMaskPredictor,
+    LimitedMatcher,
+    ProposalNetwork,
     PyramidRoIAlign,
     RegionHeads,
     SymmetricBoxCoder,
@@ -103,12 +105,12 @@ class PolylineMaskRCNN(GeneralizedRCNN):
         return authors_without_weight_decay(self.backbone.body, "backbone.body.")
 
 
-def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> RegionProposalNetwork:
+def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> ProposalNetwork:
     sizes, ratios = [(size,) for size in detector.anchor_sizes], [ASPECT_RATIOS] * len(strides)
     anchors = ExactAnchors(sizes, ratios, strides) if detector.exact_anchors else AnchorGenerator(sizes, ratios)
-    rpn = RegionProposalNetwork(
-        anchors,
-        RPNHead(detector.channels, len(ASPECT_RATIOS)),
+    rpn = ProposalNetwork(
+        anchor_generator=anchors,
+        head=RPNHead(detector.channels, len(ASPECT_RATIOS)),
         fg_iou_thresh=0.7,
         bg_iou_thresh=0.3,
         batch_size_per_image=256,
@@ -119,7 +121,10 @@ def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> Reg
         },
         post_nms_top_n={"training": detector.proposals_train, "testing": detector.proposals},
         nms_thresh=0.7,
+        beta=detector.box_loss_beta,
     )
+    if detector.low_quality_iou is not None:
+        rpn.proposal_matcher = LimitedMatcher(0.7, 0.3, least=detector.low_quality_iou)
     if detector.keep_tiny_boxes:
         rpn.min_size = torch.finfo(torch.float32).tiny  # any positive side
     return rpn
@@ -151,6 +156,8 @@ def _region_heads(detector: DetectorConfig, num_classes: int, strides: list[int]
         mask_roi_pool=pool(MASK_GRID),
         mask_head=MaskRCNNHeads(channels, (channels,) * detector.mask_convolutions, 1),
         mask_predictor=mask_predictor(channels, channels, num_classes),
+        beta=detector.box_loss_beta,
+        binary_masks=detector.binary_masks,
         min_side=0.0 if detector.keep_tiny_boxes else 1e-2,
     )
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BoxCoder
+from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes, roi_align
 
 _CELLS = 14  # regions of fewer cells of the finest level are pooled from it: 56 pixels for stride 4
@@ -97,6 +98,24 @@ class SymmetricBoxCoder(BoxCoder):
         return super().decode_single(limited.flatten(1), boxes)
 
 
+class LimitedMatcher(Matcher):
+    """Assigns anchors to objects; the best anchors of an object count only if they overlap it enough.
+
+    Args:
+        least: minimum IoU of an object's best anchors, where none reaches the usual threshold.
+        arguments: see torchvision's `Matcher`.
+    """
+
+    def __init__(self, *arguments: Any, least: float) -> None:
+        super().__init__(*arguments, allow_low_quality_matches=True)
+        self.least = least
+
+    def set_low_quality_matches_(self, matches: Tensor, all_matches: Tensor, match_quality_matrix: Tensor) -> None:
+        best = match_quality_matrix.amax(1)
+        for index in torch.where(best >= self.least)[0].tolist():
+            matches[match_quality_matrix[index] == best[index]] = index
+
+
 class ForegroundBoxPredictor(FastRCNNPredictor):
     """A box predictor without regression of the background; its place is filled with zeros.
 
@@ -132,17 +151,88 @@ class ForegroundMaskPredictor(MaskRCNNPredictor):
         return F.pad(super().forward(x), (0, 0, 0, 0, 1, 0))
 
 
-class RegionHeads(RoIHeads):
-    """torchvision's box and mask heads with a configurable minimum size of detections.
+class ProposalNetwork(RegionProposalNetwork):
+    """torchvision's region proposal network with a configurable box loss.
 
     Args:
+        beta: where the box loss changes from quadratic to linear; 0 for the L1 loss.
+        arguments: see `RegionProposalNetwork`.
+    """
+
+    def __init__(self, *, beta: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.beta = beta
+
+    def compute_loss(
+        self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The losses of objectness and box regression, means over the sampled anchors."""
+        positive, negative = (torch.where(torch.cat(chosen))[0] for chosen in self.fg_bg_sampler(labels))
+        sampled, targets = torch.cat((positive, negative)), torch.cat(regression_targets)
+        boxes = F.smooth_l1_loss(pred_bbox_deltas[positive], targets[positive], beta=self.beta, reduction="sum")
+        scores = F.binary_cross_entropy_with_logits(objectness.flatten()[sampled], torch.cat(labels)[sampled])
+        return scores, boxes / sampled.numel()
+
+
+class RegionHeads(RoIHeads):
+    """torchvision's box and mask heads with configurable losses and minimum size of detections.
+
+    Args:
+        beta: where the box loss changes from quadratic to linear; 0 for the L1 loss.
+        binary_masks: whether target masks are aligned and binary.
         min_side: detections narrower than this are dropped, in pixels.
         arguments: see `RoIHeads`.
     """
 
-    def __init__(self, *, min_side: float, **arguments: Any) -> None:
+    def __init__(self, *, beta: float, binary_masks: bool, min_side: float, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.min_side = min_side
+        self.beta, self.binary_masks, self.min_side = beta, binary_masks, min_side
+
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        image_shapes: list[tuple[int, int]],
+        targets: list[dict[str, Tensor]] | None = None,
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        """Detections of each image in evaluation mode, losses in training mode."""
+        if not self.training:
+            return super().forward(features, proposals, image_shapes, targets)
+        proposals, matched, labels, deltas = self.select_training_samples(proposals, targets)
+        logits, regression = self.box_predictor(self.box_head(self.box_roi_pool(features, proposals, image_shapes)))
+        label, delta = torch.cat(labels), torch.cat(deltas)
+        positive = torch.where(label > 0)[0]
+        regression = regression.unflatten(1, (-1, 4))[positive, label[positive]]
+        boxes = F.smooth_l1_loss(regression, delta[positive], beta=self.beta, reduction="sum") / label.numel()
+        inside = [torch.where(of_image > 0)[0] for of_image in labels]
+        regions, matched = (
+            [values[i] for values, i in zip(all_, inside, strict=True)] for all_ in (proposals, matched)
+        )
+        masks = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, regions, image_shapes)))
+        return [], {
+            "loss_classifier": F.cross_entropy(logits, label),
+            "loss_box_reg": boxes,
+            "loss_mask": self._mask_loss(masks, regions, [target["masks"] for target in targets or ()], matched, label),
+        }
+
+    def _mask_loss(
+        self, logits: Tensor, regions: list[Tensor], masks: list[Tensor], matched: list[Tensor], label: Tensor
+    ) -> Tensor:
+        """Binary cross-entropy of the masks (n, classes, M, M) of the regions' own classes."""
+        if not len(logits):
+            return logits.sum() * 0
+        boxes = (torch.cat((index[:, None].to(box), box), 1) for index, box in zip(matched, regions, strict=True))
+        size = logits.shape[-1]
+        targets = torch.cat(
+            [
+                roi_align(mask[:, None].to(box), box, size, 1.0, aligned=self.binary_masks)[:, 0]
+                for mask, box in zip(masks, boxes, strict=True)
+            ]
+        )
+        if self.binary_masks:
+            targets = (targets >= 0.5).to(targets)
+        own = logits[torch.arange(len(logits), device=logits.device), label[label > 0]]
+        return F.binary_cross_entropy_with_logits(own, targets)
 
     def postprocess_detections(
         self,
