@@ -1,4 +1,4 @@
-"""What the backbones are built of, usable in other models: decay heads, attention modules, block, stem."""
+"""The layers of the backbones, usable in other models: decay heads, attention, block, stem."""
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import ConvFeedForward, PolylineBlock

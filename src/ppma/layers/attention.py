@@ -42,7 +42,7 @@ FORMULATIONS = {
 
 
 class AttentionInputs(NamedTuple):
-    """What a masked attention is computed from.
+    """The inputs of a masked attention.
 
     Attributes:
         q: (B, heads, H, W, d), rotated (RoPE); (B, heads, 1, prefix + H*W, d) with prefix tokens.
@@ -228,7 +228,7 @@ class PolylineAttention(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         valid: Tensor | None = None,
     ) -> AttentionInputs:
-        """What the attention is computed from; arguments as in `forward`."""
+        """The inputs of the attention; arguments as in `forward`."""
         tokens, (H, W), prefix = self._as_tokens(x, grid)
         packed = self.qkv(tokens)
         if self.rope:
@@ -265,7 +265,7 @@ class PolylineAttention(nn.Module):
         prefix = x.shape[1] - H * W
         if prefix and self.kind == "criss_cross":
             raise ValueError(
-                f"x: criss-cross attention has no place for prefix tokens, expected N = {H}*{W} tokens for "
+                f"x: criss-cross attention takes no prefix tokens, expected N = {H}*{W} tokens for "
                 f"grid={grid}, got {x.shape[1]}"
             )
         return x, (H, W), prefix

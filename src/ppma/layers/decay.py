@@ -1,6 +1,6 @@
 """Decay heads: from a token's channels to the logarithms of its decays.
 
-Both read each head's slice of the token with one small linear map, shared by the heads, and differ in what follows:
+Both apply one small linear map, shared by the heads, to each head's slice of the token; they differ in the activation:
 `relu` is the paper's exp(-relu(.)), `softplus` the parametrisation of the authors' release. Log-decays are computed in
 float32 at least, also under autocast: they are summed along paths.
 """
@@ -22,7 +22,7 @@ START_DT = (1e-3, 1e-1)
 
 
 def _start(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Draw a and dt."""
+    """Random a and dt."""
     a = torch.empty(shape).uniform_(*START_A)
     dt = torch.empty(shape).uniform_(*map(math.log, START_DT)).exp()
     return a, dt
@@ -35,6 +35,13 @@ class DecayHead(nn.Module, ABC):
         dim: channels of a token.
         heads: attention heads; each reads dim / heads channels.
         outputs: 2 for separate alpha and beta, 1 where they are shared.
+
+    Examples:
+        >>> import torch
+        >>> from ppma.layers import SoftplusDecay
+        >>> log_alpha, log_beta = SoftplusDecay(64, heads=4)(torch.randn(2, 8, 6, 64))
+        >>> log_alpha.shape, bool((log_beta <= 0).all())
+        (torch.Size([2, 4, 8, 6]), True)
     """
 
     def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:

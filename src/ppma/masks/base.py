@@ -1,4 +1,4 @@
-"""What every structured mask can do, through the dense form of its logarithm."""
+"""The interface of structured masks, with attention through the dense form of the log mask."""
 
 from abc import ABC, abstractmethod
 
@@ -12,9 +12,12 @@ from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 class StructuredMask(ABC):
-    """A mask on an H x W grid for a batch of heads; `...` stands for its batch axes."""
+    """A mask on an H x W grid for a batch of heads; `...` are its batch axes.
 
-    # How each path goes in criss-cross attention: "v2h" within columns, then within rows; "h2v" the other way round.
+    Attributes:
+        paths: the order of each path in criss-cross attention, "v2h" (within columns, then within rows) or "h2v".
+    """
+
     paths: tuple[Path, ...]
 
     @abstractmethod

@@ -301,7 +301,7 @@ def criss_cross_attention_as_printed(
     """Eq. (11) to the letter: `((SH SV) * L + (SH SV) * Lt) v`.
 
     Its second half does not factorise into two line attentions (Lt needs `SV SH`), so it cannot be computed in
-    O(N^1.5). It stands here to show the difference; nothing else uses it.
+    O(N^1.5). Only a test uses it, to show the difference.
     """
     no_decay = torch.zeros_like(log_alpha), torch.zeros_like(log_beta)
     rows, columns = criss_cross_maps(q, k, *no_decay, combine="hadamard", scale=scale)

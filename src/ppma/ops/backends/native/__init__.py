@@ -26,7 +26,7 @@ __all__ = [
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """It serves float32 on the CPU, where the library was built."""
+    """None for float32 on the CPU, if the library was built."""
     if device.type != "cpu":
         return "the native kernels run on the CPU"
     if dtype != torch.float32:

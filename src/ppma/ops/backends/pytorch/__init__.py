@@ -1,4 +1,4 @@
-"""Plain PyTorch, any device and dtype: the backend that always works."""
+"""The PyTorch backend: plain PyTorch operations on any device and dtype."""
 
 import torch
 
@@ -24,5 +24,5 @@ __all__ = [
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """It serves everything."""
+    """None: it supports everything."""
     return None

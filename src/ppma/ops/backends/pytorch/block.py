@@ -1,4 +1,4 @@
-"""The parts of a block around the attention, of PyTorch's own operations."""
+"""The operations of a block around the attention, composed of PyTorch operations."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-// Channel-last depthwise convolution with what stands around it in a block: out = base + conv(act(x)) + bias, where act
+// Channel-last depthwise convolution fused with the operations around it: out = base + conv(act(x)) + bias, where act
 // is GELU or nothing and base is another tensor or act(x) itself.
 //
 // A task is a block of channels of a band of rows of one image. It walks down the band with the last K rows of act(x)
@@ -96,13 +96,12 @@ inline void convolve(const Ring<K>& ring, int64_t y, int64_t j, int vec, const V
   }
 }
 
-// The taps of a task's channels, [ky][kx][channel], turned by half a turn for the gradient; `centre` is added to the
-// middle one.
+// The taps of a task's channels, [ky][kx][channel], flipped for the gradient; `centre` is added to the middle one.
 template <int K>
-void pack_taps(const float* weight, const Task& task, bool turned, float centre, float* taps) {
+void pack_taps(const float* weight, const Task& task, bool flipped, float centre, float* taps) {
   std::memset(taps, 0, sizeof(float) * K * K * kBlock);
   for (int tap = 0; tap < K * K; ++tap) {
-    int from = turned ? K * K - 1 - tap : tap;
+    int from = flipped ? K * K - 1 - tap : tap;
     for (int c = 0; c < task.count; ++c) taps[tap * kBlock + c] = weight[(task.channel + c) * K * K + from];
   }
   for (int c = 0; c < task.count; ++c) taps[K * K / 2 * kBlock + c] += centre;

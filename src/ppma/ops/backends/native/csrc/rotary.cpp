@@ -1,4 +1,4 @@
-// Turns neighbouring channel pairs by the angles of their token.
+// Rotates neighbouring channel pairs by the angles of their token (RoPE).
 #include "parallel.h"
 #include "simd.h"
 #include "view.h"
@@ -6,15 +6,15 @@
 using namespace ppma;
 
 // x and out are (batch, tokens, groups * d) with unit stride in the last axis; cosine and sine are (tokens, d), equal for
-// both channels of a pair. y[2m] = x[2m] cos - x[2m+1] sin, y[2m+1] = x[2m+1] cos + x[2m] sin; `turn` is 1, or -1 to
-// turn back.
+// both channels of a pair. y[2m] = x[2m] cos - x[2m+1] sin, y[2m+1] = x[2m+1] cos + x[2m] sin; `sign` is 1, or -1 for
+// the inverse rotation.
 PPMA_EXPORT int ppma_rotary(const View* x, const float* cosine, const float* sine, const View* out,
-                            const int64_t* sizes, float turn, int threads) {
+                            const int64_t* sizes, float sign, int threads) {
   int64_t batch = sizes[0], tokens = sizes[1], groups = sizes[2], d = sizes[3];
   constexpr int64_t kTokens = 64;  // of a task
   int64_t pieces = (tokens + kTokens - 1) / kTokens;
   Vec signs;
-  for (int lane = 0; lane < kLanes; ++lane) signs[lane] = lane % 2 ? turn : -turn;
+  for (int lane = 0; lane < kLanes; ++lane) signs[lane] = lane % 2 ? sign : -sign;
   IntVec partner = lane_index() ^ 1;
   parallel_for(batch * pieces, threads, [&](int64_t task) {
     int64_t image = task / pieces, begin = task % pieces * kTokens;
