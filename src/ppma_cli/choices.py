@@ -1,4 +1,4 @@
-"""Words that options take, written out here because the library that defines them imports torch. A test compares."""
+"""Choices of options, copied from the library because importing it imports torch; a test compares the two."""
 
 MASKS = ("none", "rmt", "cross", "hilbert", "v2h", "2d", "shared")
 FORMULATIONS = ("paper", "release")

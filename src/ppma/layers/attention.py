@@ -98,7 +98,7 @@ def attend(
 
 @cached_constant
 def _fixed_log_decay(heads: int, span: float, device: torch.device) -> Tensor:
-    return masks.rmt_log_decay(heads, span).to(device)
+    return masks.rmt_log_decay(heads, span, device)
 
 
 class PolylineAttention(nn.Module):

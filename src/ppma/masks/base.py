@@ -63,8 +63,7 @@ class StructuredMask(ABC):
         flat_q, flat_k, flat_v = (tensor.flatten(-3, -2) for tensor in (q, k, v))
         keys = None if valid is None else valid.flatten(-2)[..., None, :]
         maps = _masked_softmax(flat_q, flat_k, self.dense(), combine, scale, keys)
-        out = _merge([weights @ flat_v for weights in maps], combine)
-        return out.unflatten(-2, v.shape[-3:-1])
+        return (_merge(maps, combine) @ flat_v).unflatten(-2, v.shape[-3:-1])
 
     def criss_cross(
         self,

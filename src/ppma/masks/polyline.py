@@ -1,6 +1,5 @@
 """Polyline path masks, and the masks that are polyline masks with constant decays."""
 
-import math
 from typing import Any
 
 import torch
@@ -77,9 +76,10 @@ def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> 
     return PolylineMask(zero, zero, "h2v")
 
 
-def rmt_log_decay(heads: int, span: float) -> Tensor:
+def rmt_log_decay(heads: int, span: float, device: torch.device | None = None) -> Tensor:
     """RMT's fixed log-decays, log(1 - 2^-(2 + span * h / heads)) for head h: (heads,)."""
-    return torch.tensor([math.log1p(-(2.0 ** -(2 + span * head / heads))) for head in range(heads)])
+    # computed on the device: a list of numbers would be a CPU tensor in a captured graph
+    return torch.log1p(-(2.0 ** -(2 + span / heads * torch.arange(heads, dtype=torch.float32, device=device))))
 
 
 def rmt(log_decay: Tensor, grid: tuple[int, int]) -> PolylineMask:

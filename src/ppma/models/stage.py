@@ -1,4 +1,4 @@
-"""One stage: its grid, and the blocks on it."""
+"""One stage of a backbone."""
 
 import torch.nn.functional as F
 from timm.models import checkpoint
@@ -11,12 +11,12 @@ from ppma.models.config import BackboneConfig
 
 
 class Stage(nn.Module):
-    """Downsample (but not in the first stage), then blocks.
+    """Downsampling (except in the first stage), then blocks.
 
     Args:
         config: of the whole backbone.
-        index: which stage.
-        drop_paths: probability for each block.
+        index: of the stage, from 0.
+        drop_paths: drop path probability of each block.
     """
 
     def __init__(self, config: BackboneConfig, index: int, drop_paths: list[float]) -> None:

@@ -45,6 +45,7 @@ _MODULES = {
 # "auto" takes the first that supports the tensors.
 _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
 
+_EXCLUDED = "it is excluded in this context"
 _excluded: ContextVar[frozenset[str]] = ContextVar("excluded", default=frozenset())
 
 
@@ -63,19 +64,25 @@ def excluding(*names: str) -> Iterator[None]:
         _excluded.reset(token)
 
 
-def _load(name: str) -> Backend:
-    return cast(Backend, importlib.import_module(_MODULES[name]))
+@functools.cache
+def _load(name: str) -> Backend | str:
+    """The backend, or why it cannot be imported; tried once, because a failing import takes milliseconds."""
+    try:
+        return cast(Backend, importlib.import_module(_MODULES[name]))
+    except ImportError as error:
+        return f"it is not installed ({error})"
+    except Exception as error:  # another version of a library that it builds on
+        return f"it cannot be imported ({type(error).__name__}: {error})"
 
 
 def _unsupported_reason(
     name: str, operator: str, device: torch.device, dtype: torch.dtype, padded: bool = False
 ) -> str | None:
     if name in _excluded.get():
-        return "it is excluded in this context"
-    try:
-        backend = _load(name)
-    except ImportError as error:
-        return f"it is not installed ({error})"
+        return _EXCLUDED
+    backend = _load(name)
+    if isinstance(backend, str):
+        return backend
     if not hasattr(backend, operator):
         return f"it has no {operator}"
     if padded and "valid" not in inspect.signature(getattr(backend, operator)).parameters:
@@ -95,11 +102,14 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, 
             raise BackendUnavailableError(
                 f"backend={name!r} cannot run {operator} for {dtype} tensors on {device}: {reason}"
             )
-        return _load(name)
+        return cast(Backend, _load(name))
     for candidate in _PREFERENCE.get(device.type, ("torch",)):
-        if _unsupported_reason(candidate, operator, device, dtype, padded) is None:
+        reason = _unsupported_reason(candidate, operator, device, dtype, padded)
+        if reason is None:
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
-            return _load(candidate)
+            return cast(Backend, _load(candidate))
+        if device.type == "cuda" and reason != _EXCLUDED:  # a GPU without its kernels is slow, and looks like a success
+            _warn_once(f"{operator} runs without the {candidate} backend for {dtype} on {device}: {reason}")
     raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")
 
 
