@@ -54,7 +54,7 @@ class DecayHead(nn.Module, ABC):
         """Logits (..., heads, outputs) to log-decays <= 0 of the same shape and dtype."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """X (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
+        """`x` (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
         dtype = compute_dtype(x.dtype)
         autocast = autocast_dtype(x.device) is not None
         with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():

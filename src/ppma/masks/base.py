@@ -116,7 +116,7 @@ class StructuredMask(ABC):
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """A / b, and 0 where b is 0: a query that no key reaches."""
+    """The quotient a / b, and 0 where b is 0: a query that no key reaches."""
     nothing = b == 0
     return (a / b.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
 

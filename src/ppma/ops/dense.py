@@ -18,7 +18,7 @@ from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Tensor:
-    """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
+    """`x` (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     axes, dtype = len(log_decays), compute_dtype(x.dtype)
     matrices = [log_decay_matrix(decay, axis - axes).exp().to(dtype) for axis, decay in enumerate(log_decays)]
     letters = "hijklmno"[:axes]

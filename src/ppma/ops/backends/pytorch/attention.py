@@ -97,7 +97,7 @@ def _softmax(logits: Tensor, stats: Tensor) -> Tensor:
 
 
 def _softmax_from_stats(logits: Tensor, stats: Tensor) -> Tensor:
-    """What `_softmax` returned, from what it saved."""
+    """The result of `_softmax`, recomputed from the statistics that it saved."""
     top, total = (part.flatten(1)[..., None] for part in stats)
     return logits.sub_(top).exp_().div_(total)
 

@@ -17,7 +17,7 @@ def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
 def rotary_split(
     packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, k (rotated) and v; see `ppma.ops.rotary.rotary_split`."""
+    """Rotated q and k, and v; see `ppma.ops.rotary.rotary_split`."""
     qkv = packed.unflatten(-1, (3, heads, -1))
     q, k = rotate(qkv[:, :, :2], cos[:, None, None], sin[:, None, None]).unbind(2)
     return q, k, qkv[:, :, 2]
