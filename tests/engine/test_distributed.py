@@ -12,6 +12,7 @@ from stand_in import ShiftedNorm, run
 from torch import nn
 
 from ppma.engine import checkpoint, distributed, folder
+from ppma.engine.logging import read_rows
 
 PLAIN = ("dropout=0", "samples=25")  # 25: the last evaluation batches of the two processes differ in size
 
@@ -84,6 +85,22 @@ def test_two_processes_accumulation_and_clipping(tmp_path):
     run(tmp_path / "one", *settings)
     two_processes((tmp_path / "two", tmp_path / "two"), "none", *settings)
     assert_close(final(tmp_path / "two", 12), final(tmp_path / "one", 12))
+
+
+def test_two_processes_frozen_and_seldom_read(tmp_path):
+    # 4.bias too: it is before a batch norm, so its gradient is rounding alone, which AdamW would amplify.
+    settings = (
+        *PLAIN,
+        "freeze=[0.*, 1.*, 4.bias]",
+        "checkpoint_steps=12",
+        "log_steps=null",
+        "early_stopping.patience=9",
+    )
+    run(tmp_path / "one", *settings)
+    two_processes((tmp_path / "two", tmp_path / "two"), "none", *settings, "--read-steps", "100")
+    assert_close(final(tmp_path / "two"), final(tmp_path / "one"))
+    losses = [[row["train_loss"] for row in read_rows(tmp_path / name / "metrics.csv")] for name in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
 def test_two_processes_evaluation_counts(pair):
