@@ -98,6 +98,7 @@ class AugmentConfig:
         for key in ("scale", "ratio"):
             low, high = getattr(self, key)
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
+        require(self.scale[1] <= 1, "scale", "fractions of the image's area, at most 1", self.scale)
 
 
 # Data sets by name: functions of root and split.

@@ -9,6 +9,7 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from ppma.data.scenes import CLASSES, SEMANTIC_CLASSES, SPLITS, Scene, compose
+from ppma.progress import track
 
 COCO_SPLITS = {"train": "train2017", "val": "val2017"}
 ADE20K_SPLITS = {"train": "training", "val": "validation"}
@@ -43,7 +44,7 @@ def write_scenes(out: str | Path, *, train: int = 1000, val: int = 200, size: in
             folder.mkdir(parents=True, exist_ok=True)
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for index in range(counts[split]):
+        for index in track(range(counts[split]), f"{split} scenes"):
             scene = compose(split, index, seed=seed, size=size)
             name = f"{index + 1:06d}"
             picture = Image.fromarray(scene.image)

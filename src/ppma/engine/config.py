@@ -30,6 +30,7 @@ class OptimizerConfig:
         betas: betas of the Adam family.
         layer_decay: factor on the learning rate from each layer of the backbone to the one before; None for none.
         backbone_lr_scale: factor on the learning rate of the backbone, relative to the head's.
+        weight_decay_groups: which parameters are decayed: "ours", or what the "authors" of the paper decay.
     """
 
     name: str = "adamw"
@@ -37,6 +38,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float | None = None
+    weight_decay_groups: Literal["ours", "authors"] = "ours"
     backbone_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning-rate schedule, updated at every step.
+    """The learning-rate schedule.
 
     Attributes:
         name: "cosine" and "poly" decay to `min_lr`, "multistep" multiplies by `gamma` at each milestone.
@@ -66,6 +68,7 @@ class ScheduleConfig:
         milestones: epochs at which "multistep" decays, ascending.
         gamma: factor at each milestone.
         power: exponent of "poly".
+        per: update at every "step"; or once in an "epoch" and one epoch late, as the authors' classification does.
     """
 
     name: Literal["cosine", "poly", "multistep", "constant"] = "cosine"
@@ -76,6 +79,7 @@ class ScheduleConfig:
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
     power: float = 1.0
+    per: Literal["step", "epoch"] = "step"
 
     def __post_init__(self) -> None:
         for key in ("min_lr", "warmup_epochs", "warmup_lr", "gamma", "power"):
@@ -89,14 +93,16 @@ class EmaConfig:
     """Exponential moving average of the weights; the average is what is evaluated and saved.
 
     Attributes:
-        decay: decay of each step. It warms up: at step t it is at most (1 + t) / (10 + t), so that a short run does
-            not average its random initial weights.
+        decay: decay of each step.
         reference_batch: batch size that `decay` is given for; other batch sizes use
             decay ** (batch_size / reference_batch). None uses `decay` as given.
+        warmup: at step t the decay is at most (1 + t) / (10 + t), so that a short run does not average its random
+            initial weights.
     """
 
     decay: float
     reference_batch: int | None = None
+    warmup: bool = True
 
     def __post_init__(self) -> None:
         require(0 < self.decay < 1, "decay", "a number between 0 and 1", self.decay)
@@ -144,6 +150,7 @@ class RunConfig:
         clip_grad: largest norm of the gradient; None for no clipping.
         amp: autocast dtype.
         sync_batch_norm: whether batch norms use the statistics of all processes.
+        sync_batch_norm_skip: submodules whose batch norms use the statistics of their own process, such as [backbone].
         deterministic: whether to select deterministic GPU kernels. CPU runs are deterministic either way.
         repeats: copies of each sample in a row (repeated augmentation); the length of an epoch stays the same.
         optimizer: see `OptimizerConfig`.
@@ -183,6 +190,7 @@ class RunConfig:
     clip_grad: float | None = None
     amp: Literal["none", "bf16", "fp16"] = "none"
     sync_batch_norm: bool = True
+    sync_batch_norm_skip: tuple[str, ...] = ()
     deterministic: bool = False
     repeats: int = 1
     optimizer: OptimizerConfig = OptimizerConfig()

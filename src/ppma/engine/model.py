@@ -20,7 +20,7 @@ def build_model(task: TrainingTask, world: World) -> nn.Module:
         _checkpoint_gradients(model.get_submodule(task.backbone))
     model = model.to(world.device)
     if config.sync_batch_norm and world.size > 1:
-        model = synchronise_batch_norm(model, world.device)
+        model = synchronise_batch_norm(model, world.device, config.sync_batch_norm_skip)
     return model
 
 
@@ -34,7 +34,7 @@ def parallelise(task: TrainingTask, model: nn.Module, world: World) -> nn.Module
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        broadcast_buffers=not task.config.sync_batch_norm,
+        broadcast_buffers=not task.config.sync_batch_norm or bool(task.config.sync_batch_norm_skip),
     )
 
 

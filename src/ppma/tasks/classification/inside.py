@@ -30,11 +30,11 @@ def look_figure(model: nn.Module, images: Sequence[Tensor], titles: Sequence[str
             (query_panels(last, last_query).masked_attention, last_query),
         ]
         row[0].imshow(image.mean(0).numpy(), cmap="gray")
-        style.bare(row[0], title, size=8)
+        style.hide_ticks(row[0], title, size=8)
         for axis, (panel, marked), name in zip(row[1:], values, names, strict=True):
             inside = panel[~panel.isnan()]
             limits = (inside.min().item(), inside.max().item())
-            style.heat(axis, panel, "", limits=limits, query=marked)
+            style.heatmap(axis, panel, "", limits=limits, query=marked)
             axis.set_title(name, fontsize=8)
     return figure
 

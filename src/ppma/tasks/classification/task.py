@@ -22,6 +22,7 @@ from ppma.data.images import (
 from ppma.data.preprocessing import Preprocessing
 from ppma.data.source import ImageSource, check_classes
 from ppma.models import PolylineBackbone, load_checkpoint, open_checkpoint, save_checkpoint
+from ppma.models.profile import profile
 from ppma.ops import checks
 from ppma.tasks.base import Task
 from ppma.tasks.classification import inference
@@ -126,6 +127,13 @@ class Classification(Task[ClassificationConfig]):
         """Training images of each class, (classes,), float64; at least 1, for classes without images."""
         labels = torch.as_tensor(self.source.labels())
         return torch.bincount(labels, minlength=len(self.source.classes)).clamp(min=1).double()
+
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, PolylineBackbone)
+        return profile(model, (self.config.data.image_size,) * 2).total.macs
+
+    def example(self, batch: int) -> Tensor:
+        return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
         return ClassificationMetrics()

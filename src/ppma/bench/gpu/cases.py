@@ -1,0 +1,149 @@
+"""Every kernel compiled ahead of time for GPUs that need not be there: what it takes, and what it does for a token."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ppma.bench.gpu.targets import Resources, compile_for, resources
+from ppma.bench.gpu.work import Work, work_of
+from ppma.ops.backends.contract import Five
+from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.triton.launch import Launch, recording
+from ppma.ops.backends.triton.linear import BAND_ROWS, linear_attention, linear_attention_backward
+from ppma.ops.backends.triton.scan import LONGEST_CHUNK, polyline_scan, polyline_scan_backward
+from ppma.ops.options import COMBINES, AttentionOptions, Combine
+
+
+def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dtype: torch.dtype) -> Five:
+    """q, k, v as views of a packed projection, and two log-decays, without memory."""
+    packed = torch.empty((batch, height, width, 3, heads, d), dtype=dtype, device="meta")
+    q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
+    decays = torch.empty((2, batch, heads, height, width), dtype=torch.float32, device="meta")
+    return q, k, v, decays[0], decays[1]
+
+
+def record_scan(tensors: Five, combine: Combine, backward: bool) -> None:
+    """Both paths of a scan of v."""
+    _, _, x, log_alpha, log_beta = tensors
+    if backward:
+        polyline_scan_backward(x, x, [log_beta, log_alpha], "both")
+    else:
+        polyline_scan(x, [log_beta, log_alpha], "both")
+
+
+def record_attention(tensors: Five, combine: Combine, backward: bool) -> None:
+    """Full attention, both paths."""
+    with recording():  # the backward needs the shapes of the results only
+        out, stats, first = polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
+    if backward:
+        polyline_attention_backward(out, *tensors, out, stats, first, AttentionOptions(combine, "2d", 1.0))
+    else:
+        polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
+
+
+def record_criss_cross(tensors: Five, combine: Combine, backward: bool) -> None:
+    """Criss-cross attention, both paths."""
+    if backward:
+        criss_cross_attention_backward(tensors[2], *tensors, AttentionOptions(combine, "2d", 1.0))
+    else:
+        criss_cross_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
+
+
+def record_linear(tensors: Five, combine: Combine, backward: bool) -> None:
+    """Linear attention, both paths."""
+    if backward:
+        linear_attention_backward(tensors[2], *tensors, "2d")
+    else:
+        linear_attention(*tensors, "2d")
+
+
+Recorder = Callable[[Five, Combine, bool], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Launches worth looking at: an operator on a grid."""
+
+    operator: str
+    record: Recorder
+    height: int
+    width: int
+    combines: tuple[Combine, ...]
+
+    def launches(self, d: int, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
+        """The launches of forward and backward, each with a name."""
+        for combine in self.combines:
+            tensors = attention_inputs(8, 4, self.height, self.width, d, dtype)
+            for backward in (False, True):
+                with recording() as launches:
+                    self.record(tensors, combine, backward)
+                for launch in launches:
+                    yield _name(launch), launch
+
+
+# Tiles of several rows and of one; lines of one chunk and of several; one band and several.
+CASES = (
+    Case("polyline_scan", record_scan, 14, LONGEST_CHUNK + 16, ("hadamard",)),
+    Case("criss_cross_attention", record_criss_cross, 14, 56, COMBINES),
+    Case("polyline_attention", record_attention, 14, 14, COMBINES),
+    Case("polyline_attention", record_attention, 56, 56, COMBINES),
+    Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("hadamard",)),
+)
+
+
+def _name(launch: Launch) -> str:
+    """The kernel, with what distinguishes its variants."""
+    a = launch.arguments
+    words = [launch.kernel.__name__]
+    if a.get("MODE"):
+        words.append(a["MODE"])
+    if "KEY_SIDE" in a:
+        words.append("keys" if a["KEY_SIDE"] else "queries")
+    if launch.kernel.__name__.startswith("line_") and "BLOCK_M" in a:
+        words.append(f"{a['BLOCK_M']} tokens")
+        words += ["two values"] if a.get("second_v") or a.get("second_other_b") else []
+        words += ["transposed only"] if "grad_a" in a and a["grad_a"] is None else []
+    elif "COLS" in a and "ROWS" in a:
+        words.append(f"{a['ROWS']}x{a['COLS']}")
+    if "CHUNK" in a:
+        words.append(f"chunks of {a['CHUNK']}")
+    if "MIXED" in a:
+        words.append("far" if a["MIXED"] else "near")
+    return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel: its resources on each target, and its work for a token of a head."""
+
+    operator: str
+    kernel: str
+    resources: dict[str, Resources]
+    work: Work
+    tokens: int
+
+
+def rows(
+    targets: Iterable[str], d: int = 32, dtype: torch.dtype = torch.float16, operators: Iterable[str] | None = None
+) -> Iterator[Row]:
+    """Compile every kernel for every target.
+
+    Args:
+        targets: names of `targets.TARGETS`.
+        d: channels of a head.
+        dtype: of the values.
+        operators: "polyline_scan", "criss_cross_attention", "polyline_attention", "linear_attention"; None for all.
+    """
+    targets, wanted = list(targets), None if operators is None else set(operators)
+    seen: set[tuple[str, str]] = set()
+    for case in CASES:
+        if wanted is not None and case.operator not in wanted:
+            continue
+        for name, launch in case.launches(d, dtype):
+            if (case.operator, name) in seen:
+                continue
+            seen.add((case.operator, name))
+            taken = {target: resources(compile_for(launch, target)) for target in targets}
+            yield Row(case.operator, name, taken, work_of(launch), 8 * 4 * case.height * case.width)

@@ -1,0 +1,137 @@
+"""The native depthwise convolution and rotary split against the plain composition in float64."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ppma.ops import backends, depthwise, rotary
+from ppma.ops.backends.native import library
+from ppma.testing import assert_accurate, outputs_and_gradients
+
+pytestmark = pytest.mark.native
+
+
+def composition(x, weight, bias, base=None, *, gelu=False):
+    values = F.gelu(x) if gelu else x
+    out = F.conv2d(values.movedim(-1, 1), weight, bias, padding=weight.shape[-1] // 2, groups=weight.shape[0])
+    return out.movedim(1, -1) + (values if base is None else base)
+
+
+def inputs(shape, kernel, with_base=True):
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(shape, generator=generator)
+    weight = torch.randn(shape[-1], 1, kernel, kernel, generator=generator)
+    bias = torch.randn(shape[-1], generator=generator)
+    return [x, weight, bias, *([torch.randn(shape, generator=generator)] if with_base else [])]
+
+
+def roundings(shape, kernel):
+    """A tap's gradient sums all tokens; an output its taps; GELU and its slope some 20 operations."""
+    return shape[0] * shape[1] * shape[2] + kernel * kernel + 32
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("shape", [(2, 5, 6, 32), (1, 1, 9, 16), (3, 7, 1, 5), (1, 1, 1, 1), (2, 9, 4, 80)], ids=str)
+def test_depthwise_accuracy(shape, kernel, with_base, gelu):
+    assert backends.kernels_serve("auto", "depthwise_conv", torch.zeros(1))
+    fast, exact = (functools.partial(f, gelu=gelu) for f in (depthwise.depthwise_conv, composition))
+    assert_accurate(fast, exact, inputs(shape, kernel, with_base), roundings(shape, kernel))
+
+
+@pytest.mark.parametrize("isa", library.INSTRUCTION_SETS)
+def test_every_instruction_set(isa, monkeypatch):
+    if isa not in library.INSTRUCTION_SETS[library.INSTRUCTION_SETS.index(library.isa()) :]:
+        pytest.skip(f"this CPU has no {isa}")
+    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    shape = (2, 6, 7, 40)
+    fast, exact = (functools.partial(f, gelu=True) for f in (depthwise.depthwise_conv, composition))
+    assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))
+
+
+def test_depthwise_packed_slice():
+    packed = torch.randn(2, 5, 6, 96)
+    x = packed[..., 64:].requires_grad_()
+    weight = torch.randn(32, 1, 5, 5)
+    torch.testing.assert_close(depthwise.depthwise_conv(x, weight, None), composition(x, weight, None))
+    transposed = torch.randn(2, 32, 5, 6).movedim(1, -1)
+    torch.testing.assert_close(
+        depthwise.depthwise_conv(transposed, weight, None), composition(transposed, weight, None)
+    )
+
+
+def test_bits_any_threads():
+    for shape in [(1, 20, 9, 32), (8, 6, 5, 64)]:
+        results = []
+        before = torch.get_num_threads()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(
+                outputs_and_gradients(functools.partial(depthwise.depthwise_conv, gelu=True), inputs(shape, 3))
+            )
+        torch.set_num_threads(before)
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+
+def test_gelu_accuracy():
+    """Within 3e-7 max(1, |x|) of float64 everywhere, seen through a convolution that does nothing."""
+    x = torch.linspace(-12, 12, 100_000).view(1, 1, -1, 1)
+    zero = torch.zeros(1, 1, 3, 3)
+    exact = F.gelu(x.double())
+    error = (depthwise.depthwise_conv(x, zero, None, gelu=True).double() - exact).abs()
+    assert (error / x.abs().clamp_min(1)).max() < 3e-7
+    tail = (x < -1) & (x > -4)
+    assert (error[tail] / exact[tail].abs()).max() < 2e-6
+
+
+def test_opcheck():
+    x, weight, bias, base = (t.requires_grad_() for t in inputs((2, 4, 5, 8), 3))
+    for gelu in (False, True):
+        torch.library.opcheck(torch.ops.ppma.depthwise_conv.default, (x, weight, bias, base, gelu))
+        torch.library.opcheck(torch.ops.ppma.depthwise_conv.default, (x, weight, None, None, gelu))
+
+
+def test_graph_capture(monkeypatch):
+    """A captured graph must not depend on a library that its reader may lack."""
+    x, weight, bias, base = inputs((1, 4, 5, 8), 3)
+
+    class Local(torch.nn.Module):
+        def forward(self, x):
+            return depthwise.depthwise_conv(x, weight, bias, base)
+
+    graph = torch.export.export(Local(), (x,)).graph
+    assert not any("ppma" in str(node.target) for node in graph.nodes)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not backends.kernels_serve("auto", "depthwise_conv", x)
+    assert backends.resolve("auto", "polyline_scan", x.device, x.dtype)
+
+
+@pytest.mark.parametrize(("heads", "d"), [(2, 16), (3, 10), (1, 2), (4, 32)])
+def test_rotary_split_accuracy(heads, d):
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randn(2, 5, 3 * heads * d, generator=generator)
+    angle = 10 * torch.rand(5, d // 2, generator=generator, dtype=torch.float64)
+    cos, sin = angle.cos().float(), angle.sin().float()
+
+    def split(packed):
+        assert backends.kernels_serve("auto", "rotary_split", packed) is (packed.dtype == torch.float32)
+        q, k, v = rotary.rotary_split(packed, heads, cos.to(packed), sin.to(packed))
+        return torch.cat([q, 2 * k, 3 * v], -1)
+
+    assert_accurate(split, split, [packed], roundings=4)
+
+
+def test_rotary_split_pairs():
+    """In complex numbers: (x[2m] + i x[2m+1]) times exp(i angle)."""
+    packed = torch.randn(1, 4, 3 * 8)
+    angle = torch.rand(4, 2)
+    q, k, v = rotary.rotary_split(packed, 2, angle.cos(), angle.sin())
+    for turned, given in zip((q, k), packed.unflatten(-1, (3, 2, 4)).unbind(2), strict=False):
+        pairs = torch.view_as_complex(given.unflatten(-1, (2, 2)).contiguous())
+        expected = torch.view_as_real(pairs * torch.polar(torch.ones(4, 1, 2), angle[:, None])).flatten(-2)
+        torch.testing.assert_close(turned, expected)
+    assert v.data_ptr() == packed[..., 16:].data_ptr()
