@@ -1,6 +1,6 @@
 """A tiny task for the engine's tests: a small network with batch norm and dropout on random vectors shaped as images.
 
-`main` trains as a program would; the tests run it in processes of their own, which they kill.
+`main` trains like a program; the tests run it in separate processes, which they kill.
 """
 
 import argparse

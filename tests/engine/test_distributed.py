@@ -18,7 +18,7 @@ PLAIN = ("dropout=0", "samples=25")  # 25: the last evaluation batches of the tw
 
 
 def two_processes(outs: tuple[Path, Path], resume: str, *arguments: str, expected: int = 0) -> list[str]:
-    """Train on two processes, as torchrun would start them; they normally share one folder. Returns what they print."""
+    """Train on two processes, as torchrun would start them; they normally share one folder. Returns their output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -54,7 +54,7 @@ def assert_close(ours: dict, theirs: dict) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[Path, Path]:
-    """A finished run on two processes; the second was given a folder of its own."""
+    """A finished run on two processes; the second was given another folder."""
     folder = tmp_path_factory.mktemp("pair")
     outs = (folder / "main", folder / "other")
     two_processes(outs, "none", *PLAIN)
@@ -124,7 +124,7 @@ def test_sync_batch_norm_off_differs(tmp_path, pair):
 
 def test_two_processes_killed_and_resumed(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    two_processes((whole, whole), "none")  # with dropout: every process has generators of its own
+    two_processes((whole, whole), "none")  # with dropout: every process has its own generators
     two_processes((broken, broken), "none", "--kill-at-step", "9")
     two_processes((broken, broken), "auto")
     for part in ("model", "ema"):

@@ -54,7 +54,7 @@ def test_full_disk_at_a_stop(tmp_path, monkeypatch):
 
 
 def accuracies(monkeypatch, *values):
-    """Evaluations measure these values in turn, then the last for ever."""
+    """Evaluations return these values in turn, then repeat the last."""
     left = list(values)
     monkeypatch.setattr("stand_in.Accuracy.compute", lambda *_: {"accuracy": left.pop(0) if len(left) > 1 else left[0]})
 
@@ -101,7 +101,7 @@ def test_early_stopping_off_trains_to_the_end(tmp_path, monkeypatch):
 
 
 def test_signal_between_reads_of_the_loss(tmp_path, monkeypatch):
-    """A stop reads what is pending, so the log of the resumed run is that of an uninterrupted one."""
+    """A stop reads pending losses, so the log of the resumed run is that of an uninterrupted one."""
     settings = ("log_steps=null", "checkpoint_steps=null", "epochs=2")
     run(tmp_path / "whole", *settings, read_steps=100)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a run writes, and how it ends when something goes wrong."""
+"""Files, resuming, failures and reads of the loss of a run."""
 
 import json
 import os

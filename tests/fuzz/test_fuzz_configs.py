@@ -129,8 +129,10 @@ def mutated(seed):
     """A recipe with a few changes, as bytes; a function of the seed."""
     chance = random.Random(seed)
     content = chance.choice(RECIPES).read_bytes()
-    if chance.random() < 0.6:
-        tree = yaml.safe_load(content)
+    kind = chance.random()
+    if kind < 0.6:
+        # Most files are a few lines on a base, so half of the time the base's keys are mutated too.
+        tree = yaml.safe_load(content) if kind < 0.3 else recipes.resolve(chance.choice(recipes.names()))
         for _ in range(chance.randint(1, 3)):
             if isinstance(tree, dict) and tree:
                 tree = changed_tree(tree, chance)

@@ -315,10 +315,10 @@ class Trainer:
     def _stop(self, request: StopRequest) -> None:
         path = checkpoint.path_of(self.run, self.step)
         if self.save(path):
-            told = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
+            message = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
         else:
-            told = f"not saved: {self._how_to_continue()}"
-        raise StoppedError(told, request.signal)
+            message = f"not saved: {self._how_to_continue()}"
+        raise StoppedError(message, request.signal)
 
     def _stop_non_finite(self, step: int, losses: dict[str, float]) -> None:
         """Raise; before that, save the state if the optimizer has not yet used the gradients of that step."""
