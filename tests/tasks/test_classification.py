@@ -177,7 +177,6 @@ def test_train_memorises_few_images(tmp_path):
     assert losses[-1] < 0.25
 
 
-@pytest.mark.usefixtures("_quick_timing")
 def test_train_deterministic_files(tmp_path):
     for name in ("a", "b"):
         train("digits_nano", tmp_path / name, assignments=[*SHORT, "data.train_fraction=0.02"])
