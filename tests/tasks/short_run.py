@@ -46,7 +46,7 @@ def assert_resume_gives_the_same_bits(recipe, run, again, changes, load):
 
 
 def summary_under_torchrun(recipe, out, changes):
-    """What a run of the command on two processes writes about itself."""
+    """Run the command on two processes and return its summary."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
     command += ["train", recipe, "--out", str(out), *settings(*changes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
