@@ -12,10 +12,10 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from ppma.config import ConfigError
 from ppma.tasks.detection import DetectorConfig, mask_rcnn
-from ppma.tasks.detection.model import ASPECT_RATIOS, LEVELS
-from ppma.tasks.detection.regions import ExactAnchors, PyramidRoIAlign, SymmetricBoxCoder
+from ppma.tasks.detection.model import LEVELS
+from ppma.tasks.detection.regions import ASPECT_RATIOS, PyramidAnchors, PyramidRoIAlign, SymmetricBoxCoder
 
-SIZES = [(32,), (64,), (128,), (256,), (512,)]
+SIZES = (32, 64, 128, 256, 512)
 SMALL = DetectorConfig(channels=8, box_channels=8, mask_convolutions=1, short_side=64, long_side=96)
 
 
@@ -28,8 +28,11 @@ def small(**changes):
 def test_exact_anchors_unrounded_and_placed_by_strides():
     images = ImageList(torch.zeros(1, 3, 800, 1088), [(800, 1088)])
     levels = [torch.zeros(1, 1, -(-800 // stride), -(-1088 // stride)) for stride in (4, 8, 16, 32, 64)]
-    exact = ExactAnchors(SIZES, [ASPECT_RATIOS] * 5, (4, 8, 16, 32, 64))(images, levels)[0]
-    rounded = AnchorGenerator(SIZES, [ASPECT_RATIOS] * 5)(images, levels)[0]
+    exact, rounded = (
+        PyramidAnchors(SIZES, (4, 8, 16, 32, 64), exact=exact)(images, levels)[0] for exact in (True, False)
+    )
+    theirs = AnchorGenerator([(size,) for size in SIZES], [ASPECT_RATIOS] * 5)(images, levels)[0]
+    assert torch.equal(rounded, theirs)
     assert exact.shape == rounded.shape
     half = 16 * math.sqrt(2)
     torch.testing.assert_close(exact[0], torch.tensor([-half, -half / 2, half, half / 2]))
@@ -66,6 +69,22 @@ def test_thin_image_does_not_change_later_images():
     image = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))
     for name, expected in fresh([image])[0].items():
         assert torch.equal(used([image])[0][name], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", [False, True])
+def test_boxes_float32_under_autocast(exact):
+    """In bfloat16, coordinates from 256 pixels on would be multiples of 2."""
+    model, seen = small(exact_anchors=exact, score_threshold=0.0).eval(), []
+    model.rpn.anchor_generator.register_forward_hook(lambda *arguments: seen.append(arguments[-1][0]))
+    model.rpn.register_forward_hook(lambda *arguments: seen.append(arguments[-1][0][0]))
+    image = torch.rand(3, 64, 96)
+    model([image])
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = model([image])
+    assert torch.equal(seen[0], seen[2])  # anchors
+    assert seen[3].dtype == found["boxes"].dtype == found["scores"].dtype == torch.float32
+    assert (found["boxes"] != found["boxes"].bfloat16()).any()
 
 
 def test_box_coder_limits_shrinking():

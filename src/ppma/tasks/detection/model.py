@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -25,11 +23,13 @@ from ppma.tasks.dense.backbone import (
 from ppma.tasks.dense.cost import Cost, count
 from ppma.tasks.detection.config import DetectorConfig
 from ppma.tasks.detection.regions import (
-    ExactAnchors,
+    ASPECT_RATIOS,
     ForegroundBoxPredictor,
     ForegroundMaskPredictor,
     LimitedMatcher,
+    ProposalHead,
     ProposalNetwork,
+    PyramidAnchors,
     PyramidRoIAlign,
     RegionHeads,
     SymmetricBoxCoder,
@@ -38,7 +38,6 @@ from ppma.tasks.detection.scaling import ImageScaling
 
 LEVELS = ("0", "1", "2", "3")  # torchvision's names of the four stages; "pool" is the fifth level
 BOX_GRID, MASK_GRID = 7, 14
-ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
 
 
 class PyramidBackbone(nn.Module):
@@ -106,11 +105,9 @@ class PolylineMaskRCNN(GeneralizedRCNN):
 
 
 def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> ProposalNetwork:
-    sizes, ratios = [(size,) for size in detector.anchor_sizes], [ASPECT_RATIOS] * len(strides)
-    anchors = ExactAnchors(sizes, ratios, strides) if detector.exact_anchors else AnchorGenerator(sizes, ratios)
     rpn = ProposalNetwork(
-        anchor_generator=anchors,
-        head=RPNHead(detector.channels, len(ASPECT_RATIOS)),
+        anchor_generator=PyramidAnchors(detector.anchor_sizes, strides, exact=detector.exact_anchors),
+        head=ProposalHead(detector.channels, len(ASPECT_RATIOS)),
         fg_iou_thresh=0.7,
         bg_iou_thresh=0.3,
         batch_size_per_image=256,

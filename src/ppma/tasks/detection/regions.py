@@ -12,44 +12,46 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes, roi_align
 
+ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
 _CELLS = 14  # regions of fewer cells of the finest level are pooled from it: 56 pixels for stride 4
 
 
-class ExactAnchors(AnchorGenerator):
-    """Anchors with unrounded corners, placed by the strides of the levels.
+def at_least_float32(x: Tensor) -> Tensor:
+    """Undo autocast: bfloat16 has steps of 4 pixels at 1000 pixels."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class PyramidAnchors(AnchorGenerator):
+    """Anchors of the levels of a pyramid, one size and `ASPECT_RATIOS` for each.
 
     Args:
-        sizes: sides of the anchors of each level.
-        aspect_ratios: height / width of the anchors of each level.
+        sizes: side of the square anchor of each level, in pixels.
         strides: stride of each level in pixels.
+        exact: see `DetectorConfig.exact_anchors`.
     """
 
-    def __init__(
-        self, sizes: Sequence[tuple[int, ...]], aspect_ratios: Sequence[tuple[float, ...]], strides: Sequence[int]
-    ) -> None:
-        super().__init__(sizes, aspect_ratios)
-        self.strides = strides
+    def __init__(self, sizes: Sequence[int], strides: Sequence[int], *, exact: bool) -> None:
+        self.strides, self.exact = strides, exact
+        super().__init__([(size,) for size in sizes], [ASPECT_RATIOS] * len(sizes))
 
-    def generate_anchors(
-        self,
-        scales: Sequence[float],
-        aspect_ratios: Sequence[float],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-    ) -> Tensor:
+    def generate_anchors(self, scales: Sequence[int], aspect_ratios: Sequence[float], *_: Any) -> Tensor:
         """Anchors (ratios * scales, 4) around the origin."""
-        device = device or torch.device("cpu")
-        height = torch.tensor(aspect_ratios, dtype=dtype, device=device).sqrt()
-        sides = torch.tensor(scales, dtype=dtype, device=device)
+        height = torch.tensor(aspect_ratios, device="cpu").sqrt()
+        sides = torch.tensor(scales, device="cpu")
         width, height = ((factor[:, None] * sides).flatten() for factor in (1 / height, height))
-        return torch.stack((-width, -height, width, height), 1) / 2
+        anchors = torch.stack((-width, -height, width, height), 1) / 2
+        return anchors if self.exact else anchors.round()
+
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().set_cell_anchors(torch.promote_types(dtype, torch.float32), device)
 
     def grid_anchors(self, grid_sizes: list[list[int]], strides: list[list[Tensor]]) -> list[Tensor]:
-        """Anchors of each level, (H * W * anchors, 4), row by row; `strides` of the caller are ignored."""
-        return super().grid_anchors(grid_sizes, [[stride, stride] for stride in self.strides])
+        """Anchors of each level, (H * W * ratios, 4), row by row."""
+        nominal = [[stride, stride] for stride in self.strides]
+        return super().grid_anchors(grid_sizes, nominal if self.exact else strides)
 
 
 class PyramidRoIAlign(nn.Module):
@@ -151,6 +153,14 @@ class ForegroundMaskPredictor(MaskRCNNPredictor):
         return F.pad(super().forward(x), (0, 0, 0, 0, 1, 0))
 
 
+class ProposalHead(RPNHead):
+    """torchvision's head of the proposal network; outputs are float32 under autocast."""
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        logits, deltas = super().forward(x)
+        return [at_least_float32(level) for level in logits], [at_least_float32(level) for level in deltas]
+
+
 class ProposalNetwork(RegionProposalNetwork):
     """torchvision's region proposal network with a configurable box loss.
 
@@ -243,6 +253,7 @@ class RegionHeads(RoIHeads):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Boxes (n, 4), scores (n,) and labels (n,) of each image, best first."""
         counts = [len(of_image) for of_image in proposals]
+        class_logits, box_regression = at_least_float32(class_logits), at_least_float32(box_regression)
         decoded = self.box_coder.decode(box_regression, proposals).reshape(*class_logits.shape, 4)
         detections: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
         for boxes, scores, shape in zip(
