@@ -39,8 +39,8 @@ class PyramidAnchors(AnchorGenerator):
 
     def generate_anchors(self, scales: Sequence[int], aspect_ratios: Sequence[float], *_: Any) -> Tensor:
         """Anchors (ratios * scales, 4) around the origin."""
-        height = torch.tensor(aspect_ratios, device="cpu").sqrt()
-        sides = torch.tensor(scales, device="cpu")
+        height = torch.tensor(aspect_ratios, dtype=torch.float32, device="cpu").sqrt()
+        sides = torch.tensor(scales, dtype=torch.float32, device="cpu")
         width, height = ((factor[:, None] * sides).flatten() for factor in (1 / height, height))
         anchors = torch.stack((-width, -height, width, height), 1) / 2
         return anchors if self.exact else anchors.round()
