@@ -30,6 +30,7 @@ from ppma_cli import (
     recipes,
     settings,
     train,
+    weights,
 )
 
 COMMANDS: dict[str, ModuleType] = {
@@ -48,6 +49,7 @@ COMMANDS: dict[str, ModuleType] = {
         figure,
         explore,
         info,
+        weights,
         convert,
         export,
     )

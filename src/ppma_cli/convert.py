@@ -9,9 +9,15 @@ HELP = "convert one of the authors' checkpoints to safetensors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="a checkpoint of the authors, such as best.pth")
+    parser.add_argument(
+        "source", metavar="IN", help="a checkpoint of the authors, such as best.pth, or a published name"
+    )
     parser.add_argument("target", metavar="OUT.safetensors")
-    parser.add_argument("--ema", action="store_true", help="use the EMA weights")
+    parser.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="use the EMA weights or the raw ones (default: EMA weights if the file has them)",
+    )
     parser.add_argument(
         "--mask", choices=choices.MASKS, help="the mask, where the shapes leave it open (v2h, for example)"
     )

@@ -52,6 +52,15 @@ def test_ablation_custom_mask(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("_quick_timing")
+def test_ablation_attention_kinds(tmp_path, capsys):
+    command = ["ablate", "digits_ablation", "--seeds", "1", "--out", str(tmp_path), "--masks"]
+    assert main([*command, "2d-linear,2d-decomposed", *ABLATION]) == 0
+    assert "| 2d-decomposed | 915,718 |" in capsys.readouterr().out
+    assert main([*command, "2d-linaer"]) == 2
+    assert "did you mean 'linear'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation_checks_masks_first(tmp_path, capsys, monkeypatch):
     def broken(*_):
         raise ValueError("own mask: expected a square grid")

@@ -15,8 +15,10 @@ from ppma import config as configs
 from ppma.atomic import write_atomically
 from ppma.engine.config import RunConfig
 from ppma.engine.folder import CONFIG, SUMMARY
+from ppma.layers.attention import ATTENTION_KINDS
 from ppma.masks import KINDS
 from ppma.measure.timing import interleave
+from ppma.models.config import CONFIGS
 from ppma.ops import checks
 from ppma.tasks.registry import make_task, task_class
 from ppma.tasks.run import train
@@ -80,14 +82,17 @@ class Ablation:
     Args:
         config: a run of a task that has `Task.macs` and `Task.example`. Its `model_args.mask` is replaced, as are
             `{mask}` and `{seed}` (from 0) in `init`, so that each run can start from weights trained with its mask.
-        masks: names of `ppma.masks.KINDS`.
+        masks: names of `ppma.masks.KINDS`, each alone or with an attention kind for all stages: "2d-linear".
         seeds: runs for each mask.
         out: the folder; finished runs in it are not repeated, interrupted ones are resumed.
     """
 
     def __init__(self, config: RunConfig, masks: Sequence[str], seeds: int, out: Path) -> None:
-        for mask in masks:
+        for name in masks:
+            mask, dash, kind = name.partition("-")
             checks.one_of("masks", mask, KINDS)
+            if dash:
+                checks.one_of(f"masks: the attention of {name!r}", kind, ATTENTION_KINDS)
         configs.require(seeds >= 1, "seeds", "at least 1", seeds)
         self.config, self.out = config, out
         self.runs = {
@@ -132,10 +137,13 @@ class Ablation:
         write_atomically(self.out / "ablation.md", (self.table() + "\n").encode())
 
 
-def _variant(config: RunConfig, mask: str, number: int) -> RunConfig:
-    """The configuration of a mask's run with this number."""
+def _variant(config: RunConfig, name: str, number: int) -> RunConfig:
+    """The configuration of the run with this number; `name` as in `Ablation`."""
+    mask, _, kind = name.partition("-")
     init = getattr(config, "init", None)
     model_args = {**config.model_args, "mask": mask}
+    if kind:
+        model_args["kinds"] = [kind] * len(model_args.get("depths", CONFIGS[config.model].depths))
     changes: dict[str, Any] = {"model_args": model_args, "seed": config.seed + number, "log": ("csv",)}
     if init is not None:
         changes["init"] = init.replace("{mask}", mask).replace("{seed}", str(number))

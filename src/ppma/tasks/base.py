@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
@@ -155,6 +155,17 @@ class Task(TrainingTask[Config]):
         chosen = cls.evaluation(checkpoint, data, split, assignments)
         size = cls.eval_batch_size if batch_size is None else batch_size
         return evaluate_model(chosen.model, chosen.metrics, chosen.dataset, cls.collate, batch_size=size, **options)
+
+    @classmethod
+    def probe(cls, checkpoint: Checkpoint, images: Tensor) -> Tensor:
+        """Load the whole model, with every name and shape checked, and return its output for `ppma weights --verify`.
+
+        Args:
+            checkpoint: a checkpoint of this task.
+            images: (B, 3, height, width); the model is cast to their dtype.
+        """
+        model, _ = cls.exportable(checkpoint)
+        return model.to(images.dtype)(images)
 
     @classmethod
     def parse_options(cls, values: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from ppma.config import require
 from ppma.data.coco import CocoInstances
@@ -76,6 +77,20 @@ def _rows(instances: list[dict[str, Any]]) -> list[str]:
     return [
         f"{one['score']:7.2%}  {one['class']}  box {', '.join(f'{x:.0f}' for x in one['box'])}" for one in instances
     ] or ["nothing found"]
+
+
+def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:
+    """Return the outputs (B, n) of all heads, of the image as a region, see `ppma.tasks.base.Task.probe`.
+
+    They change little with rounding; which detections survive NMS may change.
+    """
+    model = load_detector(checkpoint)[0].to(images.dtype)
+    levels, heads = model.backbone(images), model.roi_heads
+    regions = [images.new_tensor([[0, 0, images.shape[-1], images.shape[-2]]])] * len(images)
+    objectness, deltas = model.rpn.head(list(levels.values()))
+    scores, boxes = heads.box_predictor(heads.box_head(heads.box_roi_pool(levels, regions)))
+    masks = heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(levels, regions)))
+    return torch.cat([part.flatten(1) for part in (*objectness, *deltas, scores, boxes, masks)], 1)
 
 
 def exportable(checkpoint: Checkpoint, **_: Any) -> NoReturn:

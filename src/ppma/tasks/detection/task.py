@@ -33,6 +33,7 @@ class Detection(Task[DetectionConfig]):
     predict = staticmethod(inference.predict)
     exportable = staticmethod(inference.exportable)
     convert = staticmethod(convert_detector)
+    probe = staticmethod(inference.probe)
 
     @functools.cached_property
     def source(self) -> CocoInstances:
