@@ -160,10 +160,10 @@ def test_box_loss_of_proposals(beta):
 @pytest.mark.parametrize("beta", [0.0, 1 / 9])
 def test_box_loss_of_heads(beta, monkeypatch):
     """Against a loop over the sampled regions."""
-    heads = small(box_loss_beta=beta).train().roi_heads
+    heads = small(box_loss_beta=beta).train().roi_heads.double()
     torch.manual_seed(0)
-    levels = {name: torch.randn(2, 8, 32 // 2**i, 32 // 2**i) for i, name in enumerate(LEVELS)}
-    corners = torch.rand(2, 30, 2) * 60
+    levels = {name: torch.randn(2, 8, 32 // 2**i, 32 // 2**i).double() for i, name in enumerate(LEVELS)}
+    corners = torch.rand(2, 30, 2).double() * 60
     proposals = list(torch.cat((corners, corners + 10 + torch.rand(2, 30, 2) * 50), 2))
     masks = torch.zeros(1, 128, 128, dtype=torch.uint8)
     targets = [
@@ -182,7 +182,7 @@ def test_box_loss_of_heads(beta, monkeypatch):
         for error in (predicted[0][1][index, first : first + 4] - target[index]).abs().tolist():
             total += error**2 / (2 * beta) if error < beta else error - beta / 2
     assert total > 0
-    assert losses["loss_box_reg"].item() == pytest.approx(total / len(label), rel=1e-5)  # of float32 sums
+    assert losses["loss_box_reg"].item() == pytest.approx(total / len(label), rel=1e-12)
     assert set(losses) == {"loss_classifier", "loss_box_reg", "loss_mask"}
 
 

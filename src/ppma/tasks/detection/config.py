@@ -39,12 +39,11 @@ class DetectorConfig:
         candidates: proposals of each level before NMS in evaluation; None for `proposals`.
         proposals_train: proposals of an image after NMS in training.
         proposals: proposals of an image after NMS in evaluation.
-        low_quality_iou: minimum IoU of the anchors that learn an object because no other anchor overlaps it more; None
-            for no minimum.
+        low_quality_iou: minimum IoU at which the best anchors of an object are positive although below 0.7; None for no
+            minimum.
         region_samples: proposals of an image that the heads are trained on in each step.
         box_loss_beta: where the smooth L1 loss of box regressions changes from quadratic to linear; 0 for the L1 loss.
-        binary_masks: sample the masks to learn at the centres of pixels and round them to 0 or 1; torchvision keeps
-            fractions.
+        binary_masks: align mask targets to the centres of pixels and round them to 0 or 1; torchvision does neither.
         short_side: length of the shorter side of images in evaluation.
         long_side: maximum length of the longer side; an image that would exceed it is scaled to it instead.
         resize: "torchvision" rounds scaled sizes down and interpolates normalised values; "mmdetection" rounds sizes to

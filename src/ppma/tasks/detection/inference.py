@@ -60,6 +60,9 @@ def predict(
 ) -> Iterator[Prediction]:
     """Detect instances and draw them; see `Task.predict`."""
     model, _, classes = load_detector(checkpoint)
+    # Detections below the threshold suppress none above it, and each mask takes the memory of an image. The heads
+    # compare with ">", hence the margin.
+    model.roi_heads.score_thresh = max(model.roi_heads.score_thresh, options.threshold - 1e-4)
     for path, picture, target in open_pictures(images, options.out, report):
         (found,) = model([image_tensor(picture)])
         kept = found["scores"] >= options.threshold
