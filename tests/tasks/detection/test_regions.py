@@ -132,6 +132,21 @@ def test_candidates_and_proposals_of_the_paper():
     assert (rpn.train().pre_nms_top_n(), rpn.eval().pre_nms_top_n()) == (30, 20)
 
 
+def test_initial_weights():
+    model = small(initial_weights="mmdetection", box_channels=256, channels=64)
+    predictor, box_head = model.roi_heads.box_predictor, model.roi_heads.box_head
+    # The standard error of the standard deviation of n samples is 1 / sqrt(2 n) of it.
+    for layer, std in (
+        (predictor.cls_score, 0.01),
+        (predictor.bbox_pred, 0.001),
+        (box_head.fc7, math.sqrt(2 / (256 + 256))),
+        (model.backbone.fpn.layer_blocks[1][0], math.sqrt(2 / (2 * 9 * 64))),
+    ):
+        error = 4 / math.sqrt(2 * layer.weight.numel())
+        assert layer.weight.std().item() == pytest.approx(std, rel=error)
+        assert not layer.bias.any()
+
+
 def test_mmdetection_options_train():
     model = mask_rcnn(
         "ppma_nano",

@@ -25,6 +25,9 @@ class DetectorConfig:
         mask_convolutions: number of convolutions in the mask head.
         background_outputs: whether the box regression and the masks have outputs for the background, which nothing
             reads; torchvision has them, MMDetection does not.
+        initial_weights: "mmdetection" draws those of the pyramid and the box head from Xavier's uniform distribution,
+            those of the classifier with standard deviation 0.01 and of the box regression with 0.001; "torchvision"
+            leaves them as its layers initialise them.
         anchor_sizes: side of the square anchor of each of the five levels, in pixels.
         exact_anchors: keep the corners of anchors unrounded and place them by the levels' strides; torchvision rounds
             corners to pixels and divides the size of the image by that of the level, which is 61 for stride 64 at
@@ -58,6 +61,7 @@ class DetectorConfig:
     box_channels: int = 1024
     mask_convolutions: int = 4
     background_outputs: bool = True
+    initial_weights: Literal["torchvision", "mmdetection"] = "torchvision"
     anchor_sizes: tuple[int, int, int, int, int] = (32, 64, 128, 256, 512)
     exact_anchors: bool = False
     clip_shrinking: bool = False
@@ -105,6 +109,7 @@ class DetectorConfig:
         """
         theirs: dict[str, Any] = {
             "background_outputs": False,
+            "initial_weights": "mmdetection",
             "exact_anchors": True,
             "clip_shrinking": True,
             "keep_tiny_boxes": True,

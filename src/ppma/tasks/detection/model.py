@@ -94,6 +94,19 @@ class PolylineMaskRCNN(GeneralizedRCNN):
             rpn.box_coder, heads.box_coder = (SymmetricBoxCoder(part.box_coder.weights) for part in (rpn, heads))
         super().__init__(backbone, rpn, heads, ImageScaling(detector, mean, std))
         self.detector = detector
+        if detector.initial_weights == "mmdetection":
+            self._initialise()
+
+    def _initialise(self) -> None:
+        """Reset the weights that MMDetection starts differently from torchvision."""
+        box_head, predictor = self.roi_heads.box_head, self.roi_heads.box_predictor
+        convolutions = [layer for layer in self.backbone.fpn.modules() if isinstance(layer, nn.Conv2d)]
+        for layer in (*convolutions, box_head.fc6, box_head.fc7):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        for layer, std in ((predictor.cls_score, 0.01), (predictor.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
 
     def no_weight_decay(self) -> set[str]:
         """See `PolylineBackbone.no_weight_decay`."""
