@@ -201,6 +201,27 @@ def test_box_loss_of_heads(beta, monkeypatch):
     assert set(losses) == {"loss_classifier", "loss_box_reg", "loss_mask"}
 
 
+@pytest.mark.parametrize("padding", [True, False])
+def test_padding_anchors(padding):
+    """An image of 40 x 70 in a batch of 128 x 128: its own padding ends at 64 x 96."""
+    rpn = small(padding_anchors=padding, exact_anchors=True).rpn
+    grid = [torch.zeros(1, 1, 128 // stride, 128 // stride) for stride in (4, 8, 16, 32, 64)]
+    anchors = rpn.anchor_generator(ImageList(torch.zeros(2, 3, 128, 128), [(40, 70), (128, 128)]), grid)
+    box = torch.tensor([[4.0, 4, 38, 38]])
+    targets = [
+        {"boxes": box, "masks": torch.zeros(1, 40, 70)},
+        {"boxes": box[:0], "masks": torch.zeros(0, 128, 128)},
+    ]
+    labels, boxes = rpn.assign_targets_to_anchors(anchors, targets)
+    centres = (anchors[0][:, :2] + anchors[0][:, 2:]).round() / 2
+    outside = (centres[:, 0] >= 96) | (centres[:, 1] >= 64)
+    assert outside.any()
+    assert (labels[0][outside] == (0 if padding else -1)).all()
+    assert (labels[0][~outside] == 0).any()
+    assert boxes[0][labels[0] == 1].unique(dim=0).tolist() == box.tolist()
+    assert not labels[1].any()  # the other image fills the batch: background everywhere
+
+
 def test_low_quality_matches_limited():
     """Three objects by five anchors: one well covered, one covered by 0.4 twice, one hardly."""
     quality = torch.tensor([[0.8, 0.2, 0.1, 0.0, 0.0], [0.1, 0.4, 0.4, 0.0, 0.0], [0.0, 0.1, 0.0, 0.2, 0.0]])

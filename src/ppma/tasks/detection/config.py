@@ -32,6 +32,7 @@ class DetectorConfig:
         exact_anchors: keep the corners of anchors unrounded and place them by the levels' strides; torchvision rounds
             corners to pixels and divides the size of the image by that of the level, which is 61 for stride 64 at
             800 pixels.
+        padding_anchors: train on anchors in the padding that makes the images of a batch equally large.
         clip_shrinking: limit how much a box regression shrinks a region to a factor of 16 / 1000, as it limits growth
             to 1000 / 16; torchvision limits growth only.
         keep_tiny_boxes: keep detections of any size, and proposals with any positive size; torchvision drops
@@ -64,6 +65,7 @@ class DetectorConfig:
     initial_weights: Literal["torchvision", "mmdetection"] = "torchvision"
     anchor_sizes: tuple[int, int, int, int, int] = (32, 64, 128, 256, 512)
     exact_anchors: bool = False
+    padding_anchors: bool = True
     clip_shrinking: bool = False
     keep_tiny_boxes: bool = False
     sampling_ratio: int = 2
@@ -111,6 +113,7 @@ class DetectorConfig:
             "background_outputs": False,
             "initial_weights": "mmdetection",
             "exact_anchors": True,
+            "padding_anchors": False,
             "clip_shrinking": True,
             "keep_tiny_boxes": True,
             "sampling_ratio": 0,

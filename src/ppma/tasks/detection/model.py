@@ -132,6 +132,7 @@ def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> Pro
         post_nms_top_n={"training": detector.proposals_train, "testing": detector.proposals},
         nms_thresh=0.7,
         beta=detector.box_loss_beta,
+        padding_anchors=detector.padding_anchors,
     )
     if detector.low_quality_iou is not None:
         rpn.proposal_matcher = LimitedMatcher(0.7, 0.3, least=detector.low_quality_iou)

@@ -161,17 +161,38 @@ class ProposalHead(RPNHead):
         return [at_least_float32(level) for level in logits], [at_least_float32(level) for level in deltas]
 
 
+def _inside(anchors: Tensor, masks: Tensor) -> Tensor:
+    """Which anchors (n, 4) have their centre in an image of the size of `masks`, padded to a multiple of 32."""
+    height, width = (-(-side // 32) * 32 for side in masks.shape[-2:])
+    centres = (anchors[:, :2] + anchors[:, 2:]) / 2
+    return (centres < centres.new_tensor((width, height)) - 0.5).all(1)  # centres are whole, but for rounding
+
+
 class ProposalNetwork(RegionProposalNetwork):
-    """torchvision's region proposal network with a configurable box loss.
+    """torchvision's region proposal network with a configurable loss.
 
     Args:
         beta: where the box loss changes from quadratic to linear; 0 for the L1 loss.
+        padding_anchors: see `DetectorConfig`.
         arguments: see `RegionProposalNetwork`.
     """
 
-    def __init__(self, *, beta: float, **arguments: Any) -> None:
+    def __init__(self, *, beta: float, padding_anchors: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.beta = beta
+        self.beta, self.padding_anchors = beta, padding_anchors
+
+    def assign_targets_to_anchors(
+        self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Labels (1 object, 0 background, -1 neither) and boxes to learn, for the anchors of each image."""
+        if self.padding_anchors:
+            return super().assign_targets_to_anchors(anchors, targets)
+        chosen = [_inside(of_image, target["masks"]) for of_image, target in zip(anchors, targets, strict=True)]
+        found = super().assign_targets_to_anchors([a[i] for a, i in zip(anchors, chosen, strict=True)], targets)
+        labels, boxes = [a.new_full((len(a),), -1) for a in anchors], [torch.zeros_like(a) for a in anchors]
+        for index, inside in enumerate(chosen):
+            labels[index][inside], boxes[index][inside] = found[0][index], found[1][index]
+        return labels, boxes
 
     def compute_loss(
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
