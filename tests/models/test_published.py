@@ -253,6 +253,14 @@ def test_weights_verify_segmentation(offline, capsys):
     assert "output (1, 3, 96, 96)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_weights_verify_detection(offline, capsys):
+    """Anchors of five levels, one region of 80 classes and the background."""
+    assert main(["weights", "--verify", COCO]) == 0
+    anchors = 3 * (24**2 + 12**2 + 6**2 + 3**2 + 2**2)
+    assert f"output (1, {5 * anchors + 81 * (1 + 4 + 28**2)})" in capsys.readouterr().out
+
+
 def test_weights_verify_other_checksum(capsys, monkeypatch):
     found = Verification(Path("best.pth"), (1, 1000), checksum=1.0, norm=10.0, expected=1.001)
     assert not found.passed
