@@ -104,6 +104,25 @@ def test_create_model_pretrained_other_model(options, offline):
         timm.create_model("ppma_tiny", pretrained=True, **options)
 
 
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_create_model_pretrained_pickled_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    in_cache(tmp_path, TINY_NAME, {"model": {}, "args": Payload(tmp_path / "executed")})
+    for load in (lambda: timm.create_model("ppma_tiny", pretrained=True), lambda: ppma.open_checkpoint(TINY_NAME)):
+        with pytest.raises(CheckpointError, match=r"refused, because it holds more than tensors .*mkdir"):
+            load()
+    assert not (tmp_path / "executed").exists()
+
+
 def test_create_model_without_weights(offline):
     assert timm.create_model("ppma_tiny").config.formulation == "paper"
     with pytest.raises(RuntimeError, match="No pretrained weights exist for rmt_tiny"):
