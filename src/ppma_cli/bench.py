@@ -134,9 +134,9 @@ def _reports(args: argparse.Namespace, publish: "Callable[[Report], None]") -> "
     sizes = {"batch": args.batch or _BATCH, "size": args.size}
     names = args.model or [_MODEL]
     if args.device != "cpu":
-        from ppma.bench import gpu  # needs Triton
+        from ppma.bench.gpu import measure  # needs Triton
 
-        return gpu.run(args.device, **rounds)
+        return measure.run(args.device, **rounds)
     if args.suite == "ops":
         return ops.suite(**rounds)
     if args.suite == "scaling":

@@ -8,7 +8,7 @@ from ppma_cli.model_options import add_subject
 
 HELP = "draw paths, masks, attention or costs to .png, .pdf, .svg or .gif"
 
-Pair = tuple[int, int]
+_FORMATS = {"attention": ".png, .pdf, .svg or .gif", "selectivity": ".png, .pdf, .svg; .csv or .json for the table"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (text, add_options) in FIGURES.items():
         figure = figures.add_parser(name, help=text, description=text)
         add_options(figure)
-        formats = ".png, .pdf, .svg or .gif" if name == "attention" else ".png, .pdf or .svg"
-        figure.add_argument("--out", type=Path, required=True, help=f"output file: {formats}")
+        formats = _FORMATS.get(name, ".png, .pdf or .svg")
+        several = {"nargs": "+", "metavar": "FILE"} if name == "selectivity" else {}
+        figure.add_argument("--out", type=Path, required=True, help=f"output file: {formats}", **several)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,17 +27,28 @@ def run(arguments: argparse.Namespace) -> int:
     from ppma.explore import figures
 
     figures.write(arguments)
-    print(f"wrote {arguments.out}")
+    written = arguments.out if isinstance(arguments.out, list) else [arguments.out]
+    print(f"wrote {', '.join(map(str, written))}")
     return 0
 
 
-def _pair(text: str) -> Pair:
-    """Parse two integers, "3,4"."""
+def _numbers(text: str, example: str, word: str) -> tuple[int, ...]:
+    """Parse as many integers as the example has, separated by commas."""
     try:
-        first, second = (int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected two whole numbers such as 3,4, got {text!r}") from None
-    return first, second
+        numbers = ()
+    if len(numbers) != len(example.split(",")):
+        raise argparse.ArgumentTypeError(f"expected {word} whole numbers such as {example}, got {text!r}")
+    return numbers
+
+
+def _pair(text: str) -> tuple[int, ...]:
+    return _numbers(text, "3,4", "two")
+
+
+def _triple(text: str) -> tuple[int, ...]:
+    return _numbers(text, "2,3,4", "three")
 
 
 def _query_option(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -55,11 +67,26 @@ def _head_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grid", type=_pair, default=(6, 8), metavar="ROWS,COLUMNS", help="grid size (default: 6,8)")
+    _add_grid(parser, "6,8")
     _query_option(parser, "2,2")
     parser.add_argument(
         "--key", type=_pair, default=(5, 7), metavar="ROW,COLUMN", help="key token, 1-based (default: 5,7)"
     )
+
+
+def _add_grid(parser: argparse.ArgumentParser, default: str) -> None:
+    text = f"grid size (default: {default})"
+    parser.add_argument("--grid", type=_pair, default=_pair(default), metavar="ROWS,COLUMNS", help=text)
+
+
+def _add_paths_3d(parser: argparse.ArgumentParser) -> None:
+    for option, default, text in (
+        ("--grid", "4,5,6", "grid size"),
+        ("--query", "1,2,2", "query token, 1-based"),
+        ("--key", "4,4,5", "key token, 1-based"),
+    ):
+        text = f"{text} (default: {default})"
+        parser.add_argument(option, type=_triple, default=_triple(default), metavar="DEPTH,ROW,COLUMN", help=text)
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +125,11 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, help="frames of a .gif (default: 24)")
 
 
+def _add_selectivity(parser: argparse.ArgumentParser) -> None:
+    add_subject(parser, default="ppma_nano")
+    parser.add_argument("--image", nargs="+", help="image files, folders or samples (default: all samples)")
+
+
 def _add_cost(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, default=256, help="side of the largest grid (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timings per grid (default: %(default)s)")
@@ -112,11 +144,15 @@ def _add_receptive(parser: argparse.ArgumentParser) -> None:
 
 
 FIGURES = {
+    "scans": ("scan orders, and how far apart they take neighbouring tokens", lambda parser: _add_grid(parser, "8,8")),
     "paths": ("both polyline paths between two tokens", _add_paths),
+    "paths-3d": ("both polyline paths between two tokens of a 3D grid", _add_paths_3d),
+    "matrices": ("the decomposition L = LH x LV as matrices", lambda parser: _add_grid(parser, "4,4")),
     "pairs": ("the paths between all pairs of tokens: 81 on a 3 x 3 grid", _add_pairs),
     "masks": ("the structured masks for one query", _add_masks),
     "attention": ("decays, mask and attention of a query; .gif: animated over queries", _add_attention),
     "heads": ("decays, mask and attention of a query for every head", _add_heads),
+    "selectivity": ("correlation of 1 - decay with the image gradient, by layer and head", _add_selectivity),
     "cost": ("measured time and memory against the number of tokens", _add_cost),
     "receptive-field": ("influence of each pixel on the central features", _add_receptive),
 }

@@ -37,10 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
         import triton  # noqa: F401
     except ImportError as error:
         raise ValueError(f"kernels: expected Triton to be installed, got {error}") from error
-    from ppma.bench import resources, roofline
+    from ppma.bench.gpu import prediction
+    from ppma.bench.gpu import report as resources
 
     if not arguments.report:
-        for report in roofline.reports():
+        for report in prediction.reports():
             print(report.markdown(), end="\n\n")
         return 0
     report, spilled = resources.resource_report(arguments.targets, arguments.channels, arguments.dtype)

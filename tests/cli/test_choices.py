@@ -22,8 +22,8 @@ def test_choices_match_library():
 
 def test_choices_match_kernels():
     pytest.importorskip("triton")
+    from ppma.bench.gpu.targets import TARGETS
     from ppma.ops.backends.triton import _DTYPES
-    from ppma.ops.backends.triton.targets import TARGETS
 
     assert tuple(TARGETS) == choices.TARGETS
     assert {getattr(torch, name) for name in choices.DTYPES} == set(_DTYPES)

@@ -133,6 +133,34 @@ def test_path_figures_lines():
         paths.path_gallery(5)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_path_points_nd_match_mask(reverse):
+    """The product of the decays along the path is the entry of the mask, for all pairs of a 2 x 3 x 4 grid."""
+    grid = (2, 3, 4)
+    decays = torch.rand(3, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = ppma.polyline_mask_nd(list(decays.log()), paths="reverse" if reverse else "forward")
+    tokens = list(itertools.product(*map(range, grid)))
+    for (m, query), (n, key) in itertools.product(enumerate(tokens), repeat=2):
+        product = 1.0
+        points = paths.path_points_nd(query, key, reverse=reverse)
+        assert (points[0], points[-1]) == (key, query)
+        for start, end in itertools.pairwise(points):
+            for axis, (a, b) in enumerate(zip(start, end, strict=True)):
+                for step in range(min(a, b) + 1, max(a, b) + 1):
+                    product *= decays[(axis, *start[:axis], step, *start[axis + 1 :])].item()
+        assert mask[m, n].item() == pytest.approx(product)
+
+
+def test_path_figure_3d_lines():
+    figure = paths.path_figure_3d((0, 1, 1), (3, 3, 4), (4, 5, 6))
+    lines = [list(zip(*(data for data in line.get_data_3d()), strict=True)) for line in figure.axes[0].lines]
+    drawn = [[(depth, row, column) for column, depth, row in line] for line in lines]
+    assert drawn == [
+        [(3, 3, 4), (0, 3, 4), (0, 1, 4), (0, 1, 1)],
+        [(3, 3, 4), (3, 3, 1), (3, 1, 1), (0, 1, 1)],
+    ]
+
+
 def test_path_figure_labels():
     alpha, beta = torch.rand(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     figure = paths.path_figure((0, 1), (2, 4), (4, 5), (alpha, beta))
@@ -197,6 +225,9 @@ def test_receptive_field(nano):
     [
         (["paths", "--out", "a.png"], b"\x89PNG"),
         (["pairs", "--side", "2", "--out", "a.svg"], b"<?xml"),
+        (["scans", "--grid", "4,5", "--out", "a.png"], b"\x89PNG"),
+        (["paths-3d", "--key", "3,5,6", "--out", "a.svg"], b"<?xml"),
+        (["matrices", "--grid", "3,4", "--out", "a.png"], b"\x89PNG"),
         (["masks", "--side", "8", "--image", "shapes", "--query", "2,3", "--out", "a.pdf"], b"%PDF"),
         (["attention", "--image", "cat", "--decays", "edges", "--stage", "2", "--out", "a.png"], b"\x89PNG"),
         (["attention", "--image", "cat", "--frames", "3", "--stage", "3", "--head", "1", "--out", "a.gif"], b"GIF89a"),
@@ -248,6 +279,13 @@ def test_path_tokens_invalid(token, path):
         (["paths", "--grid", "3,41", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 3,41"),
         (["paths", "--query", "7,1", "--out", "a.png"], "query: expected 1,1 to 6,8, the tokens of the grid, got 7,1"),
         (["paths", "--key", "0,1", "--out", "a.png"], "key: expected 1,1 to 6,8, the tokens of the grid, got 0,1"),
+        (["scans", "--grid", "3,41", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 3,41"),
+        (["matrices", "--grid", "9,2", "--out", "a.png"], "grid: expected 1,1 to 8,8, got 9,2"),
+        (["paths-3d", "--grid", "2,3,13", "--out", "a.png"], "grid: expected 1 to 12 along each axis, got 2,3,13"),
+        (
+            ["paths-3d", "--query", "5,1,1", "--out", "a.png"],
+            "query: expected 1,1,1 to 4,5,6, the tokens of the grid, got 5,1,1",
+        ),
         (["pairs", "--side", "9", "--out", "a.png"], "side: expected 1 to 4 (there are side^4 paths), got 9"),
         (["masks", "--side", "0", "--out", "a.png"], "side: expected 1 to 64, got 0"),
         (["masks", "--side", "9999", "--out", "a.png"], "side: expected 1 to 64, got 9999"),
@@ -303,13 +341,19 @@ def test_figure_command_errors(words, message, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [["paths", "--grid", "3"], ["paths", "--query", "1.5,2"], ["masks", "--query", "x,y"]]
+    ("words", "count"),
+    [
+        (["paths", "--grid", "3"], "two"),
+        (["paths", "--query", "1.5,2"], "two"),
+        (["masks", "--query", "x,y"], "two"),
+        (["paths-3d", "--key", "1,2"], "three"),
+    ],
 )
-def test_figure_command_malformed_pair(words, capsys):
+def test_figure_command_malformed_tokens(words, count, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["figure", *words, "--out", "a.png"])
     assert ended.value.code == 2
-    assert f"expected two whole numbers such as 3,4, got '{words[-1]}'" in capsys.readouterr().err
+    assert f"expected {count} whole numbers such as " in capsys.readouterr().err
 
 
 def test_figure_command_unwritable_out(capsys, tmp_path, monkeypatch):

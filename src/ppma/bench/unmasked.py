@@ -13,10 +13,16 @@ def lines_without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
     """Criss-cross attention, columns then rows plus rows then columns; q, k, v (B, heads, H, W, d)."""
 
     def rows(x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, x)
+        return _within_rows(q, k, x)
 
     def columns(x: Tensor) -> Tensor:
-        out = F.scaled_dot_product_attention(q.transpose(2, 3), k.transpose(2, 3), x.transpose(2, 3))
-        return out.transpose(2, 3)
+        return _within_rows(*(tensor.transpose(2, 3) for tensor in (q, k, x))).transpose(2, 3)
 
     return rows(columns(v)) + columns(rows(v))
+
+
+def _within_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Four axes, (B * rows, heads, W, channels): with five, PyTorch's fused kernels do not run."""
+    batch, _, height, *_ = v.shape
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).unflatten(0, (batch, height)).transpose(1, 2)

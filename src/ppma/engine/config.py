@@ -28,7 +28,9 @@ class OptimizerConfig:
         weight_decay: weight decay of the other parameters.
         eps: epsilon of the Adam family.
         betas: betas of the Adam family.
-        layer_decay: factor on the learning rate from each layer to the one before; None for one learning rate.
+        layer_decay: factor on the learning rate from each layer of the backbone to the one before; None for none.
+        backbone_lr_scale: factor on the learning rate of the backbone, relative to the head's.
+        weight_decay_groups: which parameters are decayed: "ours", or what the "authors" of the paper decay.
     """
 
     name: str = "adamw"
@@ -36,6 +38,8 @@ class OptimizerConfig:
     eps: float = 1e-8
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float | None = None
+    weight_decay_groups: Literal["ours", "authors"] = "ours"
+    backbone_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
         known = [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
@@ -48,11 +52,12 @@ class OptimizerConfig:
         require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)
         decay = self.layer_decay
         require(decay is None or 0 < decay <= 1, "layer_decay", "a number in (0, 1]", decay)
+        require(self.backbone_lr_scale > 0, "backbone_lr_scale", "a number > 0", self.backbone_lr_scale)
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning-rate schedule, updated at every step.
+    """The learning-rate schedule.
 
     Attributes:
         name: "cosine" and "poly" decay to `min_lr`, "multistep" multiplies by `gamma` at each milestone.
@@ -63,6 +68,7 @@ class ScheduleConfig:
         milestones: epochs at which "multistep" decays, ascending.
         gamma: factor at each milestone.
         power: exponent of "poly".
+        per: update at every "step"; or once in an "epoch" and one epoch late, as the authors' classification does.
     """
 
     name: Literal["cosine", "poly", "multistep", "constant"] = "cosine"
@@ -73,6 +79,7 @@ class ScheduleConfig:
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
     power: float = 1.0
+    per: Literal["step", "epoch"] = "step"
 
     def __post_init__(self) -> None:
         for key in ("min_lr", "warmup_epochs", "warmup_lr", "gamma", "power"):
@@ -86,14 +93,16 @@ class EmaConfig:
     """Exponential moving average of the weights; the average is what is evaluated and saved.
 
     Attributes:
-        decay: decay of each step. It warms up: at step t it is at most (1 + t) / (10 + t), so that a short run does
-            not average its random initial weights.
+        decay: decay of each step.
         reference_batch: batch size that `decay` is given for; other batch sizes use
             decay ** (batch_size / reference_batch). None uses `decay` as given.
+        warmup: at step t the decay is at most (1 + t) / (10 + t), so that a short run does not average its random
+            initial weights.
     """
 
     decay: float
     reference_batch: int | None = None
+    warmup: bool = True
 
     def __post_init__(self) -> None:
         require(0 < self.decay < 1, "decay", "a number between 0 and 1", self.decay)
@@ -103,6 +112,23 @@ class EmaConfig:
     def for_batch(self, batch_size: int) -> float:
         """The decay of a step with this batch size."""
         return self.decay if self.reference_batch is None else self.decay ** (batch_size / self.reference_batch)
+
+
+@dataclass(frozen=True)
+class EarlyStoppingConfig:
+    """When to end a run that no longer improves.
+
+    Attributes:
+        patience: number of evaluations without improvement after which the run ends.
+        min_delta: smallest increase of the task's monitored metric that counts as an improvement.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.patience >= 1, "patience", "at least 1", self.patience)
+        require(self.min_delta >= 0, "min_delta", "a number >= 0", self.min_delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +150,22 @@ class RunConfig:
         clip_grad: largest norm of the gradient; None for no clipping.
         amp: autocast dtype.
         sync_batch_norm: whether batch norms use the statistics of all processes.
+        sync_batch_norm_skip: submodules whose batch norms use the statistics of their own process, such as [backbone].
         deterministic: whether to select deterministic GPU kernels. CPU runs are deterministic either way.
         repeats: copies of each sample in a row (repeated augmentation); the length of an epoch stays the same.
         optimizer: see `OptimizerConfig`.
         schedule: see `ScheduleConfig`.
         ema: see `EmaConfig`; None for no moving average.
+        early_stopping: see `EarlyStoppingConfig`; None to train to the end.
+        freeze: patterns of parameter names (`stem*`, `backbone.*`) that are not trained; their batch norms keep their
+            statistics.
+        grad_checkpointing: whether to recompute the backbone's blocks in the backward pass, which saves memory.
+        compile: whether to run the backbone through `torch.compile`.
         eval_epochs: epochs between evaluations.
         eval_steps: steps between evaluations, in place of `eval_epochs`.
         checkpoint_steps: steps between checkpoints, besides the one at each evaluation.
         log_steps: steps between rows of metrics.csv, besides the one at each evaluation.
+        log: where the rows go; metrics.csv is always written.
         keep: number of checkpoints to keep, besides the best.
         max_broken: broken samples to skip before the run fails.
 
@@ -157,15 +190,21 @@ class RunConfig:
     clip_grad: float | None = None
     amp: Literal["none", "bf16", "fp16"] = "none"
     sync_batch_norm: bool = True
+    sync_batch_norm_skip: tuple[str, ...] = ()
     deterministic: bool = False
     repeats: int = 1
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     ema: EmaConfig | None = None
+    early_stopping: EarlyStoppingConfig | None = None
+    freeze: tuple[str, ...] = ()
+    grad_checkpointing: bool = False
+    compile: bool = False
     eval_epochs: int = 1
     eval_steps: int | None = None
     checkpoint_steps: int | None = None
     log_steps: int | None = None
+    log: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = ("csv", "tensorboard")
     keep: int = 3
     max_broken: int = 50
 

@@ -2,13 +2,15 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from ppma.config import require
 
 CPU = torch.device("cpu")
 
@@ -132,15 +134,24 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
-def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+def synchronise_batch_norm(model: nn.Module, device: torch.device, skip: Collection[str] = ()) -> nn.Module:
     """Replace the 2D batch norms of a model by synchronised ones: PyTorch's on CUDA, `SyncBatchNorm2d` elsewhere.
 
     Unlike `nn.SyncBatchNorm.convert_sync_batchnorm`, this keeps the `forward` of subclasses.
+
+    Args:
+        model: modified in place, unless it is a batch norm itself.
+        device: device of the training.
+        skip: names of direct submodules that keep their batch norms.
     """
+    children = dict(model.named_children())
+    for name in skip:
+        require(name in children, "sync_batch_norm_skip", f"names of {', '.join(children)}", name)
     if isinstance(model, nn.BatchNorm2d):
         return _synchronised(model, nn.SyncBatchNorm if device.type == "cuda" else SyncBatchNorm2d)
-    for name, child in model.named_children():
-        setattr(model, name, synchronise_batch_norm(child, device))
+    for name, child in children.items():
+        if name not in skip:
+            setattr(model, name, synchronise_batch_norm(child, device))
     return model
 
 

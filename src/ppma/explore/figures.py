@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppma.explore import attention, cost, gallery, paths, receptive, style
+from ppma.atomic import write_atomically
+from ppma.data.decoding import image_files
+from ppma.explore import attention, cost, gallery, matrices, paths, receptive, scans, selectivity, style
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
-from ppma.explore.images import find_image
+from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject
 from ppma.models.published import PUBLISHED
@@ -22,6 +24,8 @@ Pair = tuple[int, int]
 
 # Limits of what is legible, or takes minutes.
 LARGEST_PATHS = 40  # rows or columns
+LARGEST_3D = 12  # tokens along an axis
+LARGEST_MATRICES = 8  # rows or columns
 LARGEST_MASKS = 64  # a dense mask has side^4 entries
 MOST_FRAMES = 360
 MOST_ROUNDS = 1000
@@ -33,6 +37,13 @@ def _within(name: str, value: int, high: int, low: int = 1) -> int:
     if not low <= value <= high:
         raise ValueError(f"{name}: expected {low} to {high}, got {value}")
     return value
+
+
+def _check_grid(grid: Pair, largest: int) -> Pair:
+    """Check the size of a grid."""
+    if not all(1 <= extent <= largest for extent in grid):
+        raise ValueError(f"grid: expected 1,1 to {largest},{largest}, got {_listed(grid)}")
+    return grid
 
 
 def _token(name: str, given: Pair, grid: Pair) -> Pair:
@@ -52,17 +63,15 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
 
 def write(arguments: argparse.Namespace) -> None:
     """Draw the figure `arguments.name` and write it to `arguments.out`."""
-    if arguments.name == "attention":
-        _write_attention(arguments)
+    if arguments.name in WRITE:
+        WRITE[arguments.name](arguments)
         return
     check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
     style.save(DRAW[arguments.name](arguments), arguments.out)
 
 
 def _draw_paths(arguments: argparse.Namespace) -> "Figure":
-    if not all(1 <= extent <= LARGEST_PATHS for extent in arguments.grid):
-        rows, columns = arguments.grid
-        raise ValueError(f"grid: expected 1,1 to {LARGEST_PATHS},{LARGEST_PATHS}, got {rows},{columns}")
+    _check_grid(arguments.grid, LARGEST_PATHS)
     query, key = (_token(name, getattr(arguments, name), arguments.grid) for name in ("query", "key"))
     return paths.path_figure(query, key, arguments.grid)
 
@@ -136,6 +145,49 @@ def _write_attention(arguments: argparse.Namespace) -> None:
         style.save(attention.query_figure(image, panels, query), arguments.out)
 
 
+def _draw_paths_3d(arguments: argparse.Namespace) -> "Figure":
+    grid, tokens = arguments.grid, (arguments.query, arguments.key)
+    if not all(1 <= extent <= LARGEST_3D for extent in grid):
+        raise ValueError(f"grid: expected 1 to {LARGEST_3D} along each axis, got {_listed(grid)}")
+    for name, token in zip(("query", "key"), tokens, strict=True):
+        if not all(1 <= index <= extent for index, extent in zip(token, grid, strict=True)):
+            raise ValueError(f"{name}: expected 1,1,1 to {_listed(grid)}, the tokens of the grid, got {_listed(token)}")
+    query, key = (tuple(index - 1 for index in token) for token in tokens)
+    return paths.path_figure_3d(query, key, grid)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _draw_scans(arguments: argparse.Namespace) -> "Figure":
+    return scans.scans_figure(_check_grid(arguments.grid, LARGEST_PATHS))
+
+
+def _draw_matrices(arguments: argparse.Namespace) -> "Figure":
+    grid = _check_grid(arguments.grid, LARGEST_MATRICES)
+    return matrices.factors_figure(*gallery.edge_decays(F.adaptive_avg_pool2d(gallery.disc(24), grid)))
+
+
+def _write_selectivity(arguments: argparse.Namespace) -> None:
+    tables = {".csv": selectivity.selectivity_csv, ".json": selectivity.selectivity_json}
+    for path in arguments.out:
+        check_target("out", path, (*style.FORMATS, *tables))
+    files, problems = image_files(arguments.image or [*sample_names()])
+    if problems:
+        raise ValueError(f"image: {problems[0]}")
+    images = [find_image(file) for file in files[: MOST_IMAGES + 1]]
+    _within("image, number of files", len(images), MOST_IMAGES)
+    subject = open_subject(arguments.checkpoint, arguments.model)
+    rows = selectivity.selectivity(subject, images)
+    for path in arguments.out:
+        if write_table := tables.get(path.suffix.lower()):
+            write_atomically(path, write_table(rows).encode())
+        else:
+            style.save(selectivity.selectivity_figure(rows, f"{subject.name}, {len(images)} images"), path)
+    print(selectivity.selectivity_summary(rows))
+
+
 def _draw_cost(arguments: argparse.Namespace) -> "Figure":
     rounds = _within("rounds", arguments.rounds, MOST_ROUNDS)
     return cost.cost_figure(cost.measure(arguments.largest, rounds=rounds, memory=arguments.memory))
@@ -161,10 +213,19 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
 
 
 DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
+    "scans": _draw_scans,
     "paths": _draw_paths,
+    "paths-3d": _draw_paths_3d,
+    "matrices": _draw_matrices,
     "pairs": lambda arguments: paths.path_gallery(arguments.side, arguments.path),
     "masks": _draw_masks,
     "heads": lambda arguments: attention.heads_figure(*_what_if(arguments)),
     "cost": _draw_cost,
     "receptive-field": _draw_receptive,
+}
+
+# Figures that write more than one kind of file.
+WRITE: dict[str, Callable[[argparse.Namespace], None]] = {
+    "attention": _write_attention,
+    "selectivity": _write_selectivity,
 }

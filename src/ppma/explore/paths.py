@@ -48,15 +48,11 @@ def _draw_path(axis: "Axes", query: Token, key: Token, path: Path, *, width: flo
 
 
 def _draw_tokens(axis: "Axes", grid: tuple[int, int], query: Token, key: Token, *, size: float) -> None:
-    H, W = grid
-    tokens = reference.tokens(H, W)
+    tokens = reference.tokens(*grid)
     axis.scatter([j for _, j in tokens], [i for i, _ in tokens], s=size, color="0.75", zorder=2)
     axis.scatter([key[1]], [key[0]], s=2.5 * size, color=style.GREEN, zorder=3, label="key", marker="s")
     axis.scatter([query[1]], [query[0]], s=2.5 * size, color=style.QUERY_COLOUR, zorder=4, label="query")
-    axis.set_xlim(-0.6, W - 0.4)
-    axis.set_ylim(H - 0.4, -0.6)
-    axis.set_aspect("equal")
-    style.hide_ticks(axis)
+    style.grid_axis(axis, grid)
 
 
 def path_figure(
@@ -117,4 +113,52 @@ def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
         axis.set_title(f"({key[0] + 1},{key[1] + 1})", fontsize=9)
     figure.supxlabel(f"key (square); {path.upper()} paths", fontsize=10)
     figure.supylabel("query (dot)", fontsize=10)
+    return figure
+
+
+def path_points_nd(query: tuple[int, ...], key: tuple[int, ...], *, reverse: bool = False) -> list[tuple[int, ...]]:
+    """The corners of an n-D polyline path from the key to the query, both included.
+
+    Args:
+        query: one index per axis.
+        key: one index per axis.
+        reverse: follow the last axis first instead of the first axis.
+
+    Examples:
+        >>> from ppma.explore.paths import path_points_nd
+        >>> path_points_nd((0, 0, 0), (2, 3, 4))
+        [(2, 3, 4), (0, 3, 4), (0, 0, 4), (0, 0, 0)]
+    """
+    axes = range(len(query))
+    points = [tuple(key)]
+    for axis in reversed(axes) if reverse else axes:
+        points.append((*points[-1][:axis], query[axis], *points[-1][axis + 1 :]))
+    return points
+
+
+def path_figure_3d(query: tuple[int, int, int], key: tuple[int, int, int], grid: tuple[int, int, int]) -> "Figure":
+    """Draw both 3D paths from a key to a query: along the first axis first, and along the last axis first.
+
+    Args:
+        query: (depth, row, column).
+        key: (depth, row, column).
+        grid: (D, H, W).
+    """
+    import mpl_toolkits.mplot3d  # noqa: F401  # registers the projection
+
+    figure = style.new_figure(5.6, 5.2)
+    axis = figure.add_subplot(projection="3d")
+    D, H, W = grid
+    depths, rows, columns = zip(*[(d, i, j) for d in range(D) for i in range(H) for j in range(W)], strict=True)
+    axis.scatter(columns, depths, rows, s=6, color="0.75", depthshade=False)
+    labels = ("depth, then rows, then columns", "columns, then rows, then depth")
+    for reverse, (colour, dash), label in zip((False, True), LINES.values(), labels, strict=True):
+        depth, row, column = zip(*path_points_nd(query, key, reverse=reverse), strict=True)
+        axis.plot(column, depth, row, dash, color=colour, linewidth=2.5, label=label)
+    for token, colour, name, marker in ((key, style.GREEN, "key", "s"), (query, style.QUERY_COLOUR, "query", "o")):
+        axis.scatter([token[2]], [token[0]], [token[1]], s=70, color=colour, label=name, marker=marker)
+    axis.set(xlabel="column", ylabel="depth", zlabel="row", zlim=(H - 0.5, -0.5))
+    for name, extent in (("x", W), ("y", D), ("z", H)):
+        getattr(axis, f"set_{name}ticks")(range(extent), [str(index + 1) for index in range(extent)])
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DECAY_COLOURS = "cividis"
 WEIGHT_COLOURS = "viridis"
+SIGNED_COLOURS = "PuOr"
 OUTSIDE = "0.85"  # colour of NaN
 
 # The Okabe-Ito palette, distinguishable with colour vision deficiency.
@@ -43,6 +44,14 @@ def hide_ticks(axis: "Axes", title: str = "", *, size: float = 10) -> None:
     axis.set_yticks([])
     if title:
         axis.set_title(title, fontsize=size)
+
+
+def grid_axis(axis: "Axes", grid: tuple[int, int], title: str = "") -> None:
+    """Prepare an axis for a grid (H, W): tokens at integer positions, rows downwards, no ticks."""
+    axis.set_xlim(-0.6, grid[1] - 0.4)
+    axis.set_ylim(grid[0] - 0.4, -0.6)
+    axis.set_aspect("equal")
+    hide_ticks(axis, title)
 
 
 def token_box(token: tuple[int, int], grid: tuple[int, int], *, scale: tuple[float, float] = (1.0, 1.0)) -> "Rectangle":

@@ -6,9 +6,9 @@ from torch import Tensor
 from ppma.layers.constants import cached_constant
 
 
-def rotary_frequencies(head_dim: int) -> Tensor:
+def rotary_frequencies(head_dim: int, device: torch.device | None = None) -> Tensor:
     """10000^-linspace(0, 1, d/2), one for each channel pair: (head_dim / 2,), float32 as in the release."""
-    return 1.0 / (10000.0 ** torch.linspace(0, 1, head_dim // 2, dtype=torch.float32))
+    return 1.0 / (10000.0 ** torch.linspace(0, 1, head_dim // 2, dtype=torch.float32, device=device))
 
 
 @cached_constant
@@ -25,5 +25,5 @@ def rotary_table(height: int, width: int, head_dim: int, device: torch.device) -
         Two (H * W, head_dim / 2) tensors.
     """
     position = torch.arange(height * width, device=device, dtype=torch.float32)
-    angle = position[:, None] * rotary_frequencies(head_dim).to(device)
+    angle = position[:, None] * rotary_frequencies(head_dim, device)
     return angle.cos(), angle.sin()

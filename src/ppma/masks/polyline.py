@@ -1,15 +1,14 @@
 """Polyline path masks, and the masks that are polyline masks with constant decays."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ppma.masks.base import StructuredMask
-from ppma.ops import checks, criss_cross_attention, polyline_attention, polyline_mask
+from ppma.masks.base import StructuredMask, divide
+from ppma.ops import checks, criss_cross_attention, decomposed_attention, polyline_attention, polyline_mask
 from ppma.ops.decay_matrix import log_decay_matrix
-from ppma.ops.options import ND_PATHS, Paths, split_paths
+from ppma.ops.options import COMBINES, ND_PATHS, BackendName, Combine, Paths, split_paths
 
 
 class PolylineMask(StructuredMask):
@@ -45,6 +44,17 @@ class PolylineMask(StructuredMask):
     def criss_cross(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return criss_cross_attention(q, k, v, self.log_alpha, self.log_beta, paths=self.operator_paths, **options)
 
+    def decomposed(
+        self, s1: Tensor, s2: Tensor, v: Tensor, *, combine: Combine = "hadamard", backend: BackendName = "auto"
+    ) -> Tensor:
+        checks.one_of("combine", combine, COMBINES)
+        decays = (self.log_alpha, self.log_beta)
+        if combine == "hadamard":
+            return decomposed_attention(s1, s2, v, *decays, paths=self.operator_paths, backend=backend)
+        summed = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last channel sums the weights
+        outs = [decomposed_attention(s1, s2, summed, *decays, paths=path, backend=backend) for path in self.paths]
+        return torch.stack([divide(out[..., :-1], out[..., -1:]) for out in outs]).mean(0)
+
 
 def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> PolylineMask:
     """No mask: all decays 1, one path (rows before columns in criss-cross attention)."""
@@ -52,9 +62,10 @@ def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> 
     return PolylineMask(zero, zero, "h2v")
 
 
-def rmt_log_decay(heads: int, span: float) -> Tensor:
+def rmt_log_decay(heads: int, span: float, device: torch.device | None = None) -> Tensor:
     """RMT's fixed log-decays, log(1 - 2^-(2 + span * h / heads)) for head h: (heads,)."""
-    return torch.tensor([math.log1p(-(2.0 ** -(2 + span * head / heads))) for head in range(heads)])
+    # computed on the device: a list of numbers would be a CPU tensor in a captured graph
+    return torch.log1p(-(2.0 ** -(2 + span / heads * torch.arange(heads, dtype=torch.float32, device=device))))
 
 
 def rmt(log_decay: Tensor, grid: tuple[int, int]) -> PolylineMask:

@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from ppma.layers.convolution import ChannelLastBatchNorm
-from ppma.layers.init import linear
+from ppma.layers.convolution import ChannelLastBatchNorm, linear
 
 
 class ClassifierHead(nn.Module):

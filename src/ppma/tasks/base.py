@@ -101,6 +101,36 @@ class Task(TrainingTask[Config]):
             ValueError: the model cannot be exported.
         """
 
+    def macs(self, model: nn.Module) -> int:
+        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` needs both.
+
+        Args:
+            model: a model of this task.
+        """
+        raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    def example(self, batch: int) -> Any:
+        """A random input of the model in evaluation mode, to time it.
+
+        Args:
+            batch: number of images.
+        """
+        raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    @staticmethod
+    def convert(checkpoint: Checkpoint, target: Path, **changes: Any) -> str | None:
+        """Write a whole model to another format, chosen by the suffix of `target`.
+
+        Args:
+            checkpoint: a file of this task.
+            target: output file.
+            changes: fields of the backbone's configuration to override.
+
+        Returns:
+            A line about what was written; None where `ppma convert` writes the backbone alone.
+        """
+        return None
+
     @classmethod
     def evaluate(
         cls,

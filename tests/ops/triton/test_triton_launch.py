@@ -29,10 +29,10 @@ class Kernel:
     def run(self, **arguments):
         if self.error is not None:
             raise self.error
-        self.launched.append(arguments["OTHERS"])
+        self.launched.append(arguments["BLOCK_N"])
 
 
-CONFIGS = [Config(4, 1, {"OTHERS": 16}), Config(4, 1, {"OTHERS": 32})]
+CONFIGS = [Config(4, 1, {"BLOCK_N": 16}), Config(4, 1, {"BLOCK_N": 32})]
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,13 @@ def run(kernel):
     launch(kernel, (1,), CONFIGS, x=torch.zeros(1), MODE="test")
 
 
-def test_default_is_the_first_configuration():
+def test_launch_default_config():
     kernel = Kernel()
     run(kernel)
     assert kernel.launched == [16]
 
 
-def test_autotuning_is_opt_in_and_remembered(monkeypatch):
+def test_launch_autotune_opt_in(monkeypatch):
     monkeypatch.setenv("PPMA_TRITON_AUTOTUNE", "1")
     measured = []
 
@@ -69,7 +69,7 @@ def test_autotuning_is_opt_in_and_remembered(monkeypatch):
     assert len(measured) == 2
 
 
-def test_a_failing_compile_is_remembered():
+def test_launch_failed_compile_cached():
     with pytest.raises(ppma.BackendUnavailableError, match="kernel does not compile for cpu: no such instruction"):
         run(Kernel(RuntimeError("no such instruction")))
     untried = Kernel()
@@ -78,7 +78,7 @@ def test_a_failing_compile_is_remembered():
     assert untried.launched == []
 
 
-def test_a_faulty_kernel_is_not_taken_for_a_failing_compile():
+def test_launch_faulty_kernel_raises():
     with pytest.raises(RuntimeError, match="illegal memory access") as caught:
         run(Kernel(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")))
     assert not isinstance(caught.value, ppma.BackendUnavailableError)
@@ -93,7 +93,7 @@ def refuse(*_):
     raise ppma.BackendUnavailableError("the kernel does not compile")
 
 
-def test_auto_falls_back_with_one_warning(monkeypatch):
+def test_auto_fallback_warns_once(monkeypatch):
     monkeypatch.setitem(backends._PREFERENCE, "cpu", ("triton", "torch"))
     monkeypatch.setattr(triton, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(triton, "polyline_attention", refuse)
@@ -105,38 +105,45 @@ def test_auto_falls_back_with_one_warning(monkeypatch):
         ppma.polyline_attention(*inputs())
 
 
-def test_an_explicit_choice_raises(monkeypatch):
+def test_explicit_backend_raises(monkeypatch):
     monkeypatch.setattr(triton, "unsupported_reason", lambda device, dtype: None)
     monkeypatch.setattr(triton, "polyline_attention", refuse)
     with pytest.raises(ppma.BackendUnavailableError, match="does not compile"):
         ppma.polyline_attention(*inputs(), backend="triton")
 
 
-def test_without_a_gpu_the_reason_is_given():
+def test_unsupported_reason_no_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ppma.BackendUnavailableError, match="it needs a GPU"):
         ppma.polyline_attention(*inputs(), backend="triton")
 
 
-def test_same_operators_as_the_torch_backend():
+@pytest.mark.parametrize(("version", "refused"), [("3.2.0", True), ("3.3.0", False), ("3.10.1+git", False)])
+def test_unsupported_reason_old_triton(version, refused, monkeypatch):
+    monkeypatch.setattr(triton.triton, "__version__", version)
+    reason = triton.unsupported_reason(torch.device("cpu"), torch.float32)
+    assert ("it needs Triton 3.3 or newer" in reason) == refused
+
+
+def test_operators_same_as_torch():
     assert set(triton.__all__) == set(pytorch.__all__) - {"depthwise_conv", "rotary_split"}
 
 
-def test_recording_runs_nothing():
+def test_recording_launches_nothing():
     kernel = Kernel()
     with recording() as launches:
         run(kernel)
     assert kernel.launched == []
-    assert launches[0].arguments["OTHERS"] == 16
+    assert launches[0].arguments["BLOCK_N"] == 16
 
 
 @pytest.mark.parametrize(
     ("grid", "tile"), [((7, 7), (8, 8)), ((14, 14), (4, 16)), ((28, 28), (2, 32)), ((56, 56), (1, 64))]
 )
-def test_small_grids_share_a_tile_between_rows(grid, tile):
+def test_attention_tile_small_grids(grid, tile):
     assert attention_tile(*grid) == tile
 
 
-def test_tiles_stay_within_a_band():
+def test_attention_tile_bands():
     assert all(band % attention_tile(64, 7, band)[0] == 0 for band in (1, 2, 4, 64))

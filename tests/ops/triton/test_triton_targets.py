@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from ppma.ops.backends.triton import report
-from ppma.ops.backends.triton.targets import TARGETS, compile_for, resources
+from ppma.bench.gpu import cases
+from ppma.bench.gpu.targets import TARGETS, compile_for, resources
 
 
 def spilled_at_most(d, dtype):
@@ -18,7 +18,7 @@ def spilled_at_most(d, dtype):
 
 def assert_compiles_within_limits(operator, target, d, dtype):
     seen = set()
-    for case in report.CASES:
+    for case in cases.CASES:
         if case.operator != operator:
             continue
         for name, launch in case.launches(d, dtype):
@@ -46,7 +46,7 @@ def assert_compiles_within_limits(operator, target, d, dtype):
         ("linear_attention", "sm_100"),
     ],
 )
-def test_default_configuration(operator, target):
+def test_compile_default(operator, target):
     assert_compiles_within_limits(operator, target, 32, torch.float16)
 
 
@@ -61,10 +61,10 @@ def test_every_target(operator, target, d, dtype):
     assert_compiles_within_limits(operator, target, d, dtype)
 
 
-def test_the_driver_is_put_back():
+def test_compile_restores_driver():
     from triton.runtime import driver
 
     before = driver._active
-    _, launch = next(iter(report.CASES[0].launches(32, torch.float16)))
+    _, launch = next(iter(cases.CASES[0].launches(32, torch.float16)))
     compile_for(launch, "sm_80")
     assert driver._active is before

@@ -187,7 +187,7 @@ def test_training_overfits(scenes, tmp_path):
         *("schedule.name=constant", "augment.ratio=[1,1]", "augment.photometric=false"),
         *("decoder.channels=64", "decoder.auxiliary_channels=32", "decoder.dropout=0"),
     )
-    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    train(RECIPE, tmp_path, assignments=changes)
     losses = [row["train_decoder"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(losses) == 10
     assert losses[0] > 2.2  # ln 11 at chance
@@ -263,7 +263,7 @@ def test_labels_plain_stored(scenes, tmp_path, capsys):
         (["augment.ratio=[1,1000]"], "augment.ratio: expected at most 16384 pixels"),
         (["decoder.channels=100000000"], "decoder.channels: expected 1 to 16384"),
         (["decoder.pool_scales=[1,100000]"], "decoder.pool_scales: expected numbers from 1 to 1024"),
-        (["model_args.num_classes=3"], "model_args.num_classes: expected no"),
+        (["model_args.num_classes=3"], "model_args.num_classes: expected no value, the task sets it"),
         (["model=ppma_nanno"], r"did you mean 'ppma_nano'\?"),
     ],
 )
@@ -282,6 +282,6 @@ def test_training_torchrun(scenes, tmp_path):
 def test_recipe_reaches_miou(tmp_path):
     torch.set_num_threads(2)
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
     assert summary["val_count"] == 200
     assert summary["val_mIoU"] >= 50

@@ -11,7 +11,13 @@ from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNet
 
 from ppma.config import require
 from ppma.models import PolylineBackbone
-from ppma.tasks.dense.backbone import dense_backbone, feature_channels, features, without_weight_decay
+from ppma.tasks.dense.backbone import (
+    authors_without_weight_decay,
+    dense_backbone,
+    feature_channels,
+    features,
+    without_weight_decay,
+)
 from ppma.tasks.dense.cost import Cost, count
 
 AUXILIARY_STAGE = 2
@@ -99,6 +105,10 @@ class UPerNet(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters without weight decay, see `PolylineBackbone.no_weight_decay`."""
         return without_weight_decay(self.backbone, "backbone.")
+
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of the parameters that the authors' training excludes from weight decay."""
+        return authors_without_weight_decay(self.backbone, "backbone.")
 
 
 class MainScores(nn.Module):

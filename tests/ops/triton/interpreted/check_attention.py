@@ -1,4 +1,4 @@
-"""Vanilla attention: both combines, all paths, tiles of several rows and of parts of a row."""
+"""Full attention: both combines, all paths, tiles of several rows and of parts of a row."""
 
 import pytest
 import torch

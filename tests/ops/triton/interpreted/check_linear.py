@@ -22,6 +22,19 @@ def test_half_precision(dtype):
     assert_kernels_accurate(ppma.linear_attention, attention_inputs((4, 5), dtype, d=20, dv=9))
 
 
+@pytest.mark.parametrize("band", [2, 64])
+def test_float16_large_scores(band, monkeypatch):
+    """Scores of up to 57,600, which two paths take beyond float16; outputs and gradients are within it."""
+
+    def small(*tensors, **options):
+        return ppma.linear_attention(*tensors, **options) * 2.0**-8
+
+    monkeypatch.setattr(linear, "BAND_ROWS", band)
+    q, k, v, log_alpha, log_beta = attention_inputs((3, 4), torch.float16, d=16)
+    inputs = [q.sign() * 60, k.sign() * 60, v / 256, log_alpha, log_beta]
+    assert_kernels_accurate(small, inputs)
+
+
 @pytest.mark.parametrize("paths", PATHS)
 def test_several_bands(paths, monkeypatch):
     monkeypatch.setattr(linear, "BAND_ROWS", 2)

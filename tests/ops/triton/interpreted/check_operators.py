@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from triton_cases import attention_inputs
+from triton_cases import DEVICE, attention_inputs
 
 import ppma
 from ppma.ops import torch_ops  # noqa: F401  (defines torch.ops.ppma)
@@ -42,7 +42,7 @@ def test_compiled():
 
 def test_autocast_takes_values_to_half_and_leaves_decays():
     inputs = attention_inputs((2, 3))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         out = ppma.polyline_attention(*inputs, backend="triton")
     halves = [tensor.bfloat16() for tensor in inputs[:3]]
     assert out.dtype == torch.bfloat16
@@ -87,6 +87,19 @@ def backward_of(function, inputs):
         return torch.ops.ppma.criss_cross_attention_backward(grad, *inputs, *SOFTMAX)
     saved = torch.ops.ppma.polyline_attention(*inputs, *SOFTMAX[:-1], "torch")
     return torch.ops.ppma.polyline_attention_backward(grad, *inputs, *saved, *SOFTMAX)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="`ppma doctor --gpu` has tensors of that size")
+def test_offsets_beyond_32_bits(tmp_path):
+    """Rows 2^30 elements apart, in a file that takes no room."""
+    q, k, v, log_alpha, log_beta = attention_inputs((3, 2), torch.float16)
+    storage = torch.from_file(str(tmp_path / "sparse"), shared=True, size=2**31 + 2**10, dtype=torch.float16)
+    far = storage.as_strided(v.shape, (0, 0, 2**30, v.shape[-1], 1)).copy_(v)
+    for function in (ppma.polyline_attention, ppma.criss_cross_attention):
+        expected = function(q, k, v, log_alpha, log_beta, backend="triton")
+        assert function(q, k, far, log_alpha, log_beta, backend="triton").equal(expected)
+    scanned = ppma.polyline_scan(far, log_alpha, log_beta, backend="triton")
+    assert scanned.equal(ppma.polyline_scan(v, log_alpha, log_beta, backend="triton"))
 
 
 def test_refusals():

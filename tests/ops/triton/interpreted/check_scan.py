@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from triton_cases import PATHS, ROUNDINGS, assert_kernels_accurate
+from triton_cases import DEVICE, PATHS, ROUNDINGS, assert_kernels_accurate
 
 import ppma
 import ppma.ops.backends.triton
@@ -16,7 +16,8 @@ scan = sys.modules["ppma.ops.backends.triton.scan"]
 def scan_inputs(grid, channels, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 2, *grid, channels, generator=generator).to(dtype)
-    return [x, *(random_log_decay(1, 2, *grid, generator=generator) for _ in grid)]
+    decays = (random_log_decay(1, 2, *grid, generator=generator) for _ in grid)
+    return [tensor.to(DEVICE) for tensor in (x, *decays)]
 
 
 @pytest.mark.parametrize("paths", PATHS)
@@ -50,9 +51,9 @@ def test_own_scan_of_the_interpreter():
 
 def test_strides():
     """Heads in between, expanded decays."""
-    x = torch.randn(1, 3, 4, 2, 5).movedim(-2, 1)
-    log_beta = random_log_decay(3, 4).expand(1, 2, 3, 4)
-    log_alpha = random_log_decay(1, 2, 4, 3).mT
+    x = torch.randn(1, 3, 4, 2, 5, device=DEVICE).movedim(-2, 1)
+    log_beta = random_log_decay(3, 4).to(DEVICE).expand(1, 2, 3, 4)
+    log_alpha = random_log_decay(1, 2, 4, 3).to(DEVICE).mT
     given = (x, log_alpha, log_beta)
     expected = ppma.polyline_scan(*(tensor.contiguous() for tensor in given), backend="torch")
     torch.testing.assert_close(ppma.polyline_scan(*given, backend="triton"), expected)

@@ -1,6 +1,6 @@
 """Runs the kernels in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/ops/triton/interpreted/check_*.py`.
 
-The interpreter spends most of its time on two things that change no result: it prepares the language anew for every
+The interpreter spends most of its time on two things that change no result: it patches the language again for every
 call of a device function, and it applies a scan's operator element by element. Both are shortened here.
 """
 

@@ -1,6 +1,7 @@
 """Inputs for the kernels, and their comparison with the float64 reference."""
 
 import functools
+import os
 
 import torch
 
@@ -12,6 +13,9 @@ from ppma.testing import (
     random_log_decay,
     saturated_logits,
 )
+
+# The interpreter takes CPU tensors; on a GPU the same checks go through the real compiler and launcher.
+DEVICE = os.environ.get("PPMA_TEST_DEVICE", "cpu")
 
 PATHS = ["v2h", "h2v", "2d"]
 HALF = [torch.float16, torch.bfloat16]
@@ -27,13 +31,14 @@ def attention_inputs(grid, dtype=torch.float32, heads=1, d=8, dv=8, batch=1, sca
     packed = torch.randn(batch, *grid, heads, 2 * d + dv, generator=generator).to(dtype)
     q, k, v = packed.movedim(-2, 1).split([d, d, dv], -1)
     decays = [random_log_decay(batch, heads, *grid, generator=generator) for _ in range(2)]
-    return [(q * scale).to(dtype), k, v, *decays]
+    return [tensor.to(DEVICE) for tensor in ((q * scale).to(dtype), k, v, *decays)]
 
 
 def spoil_outside(log_alpha, log_beta):
     """NaN and infinity on the edges outside the grid."""
     height, width = log_alpha.shape[-2:]
-    rows, columns = torch.arange(height)[:, None] > 0, torch.arange(width) > 0
+    rows = torch.arange(height, device=DEVICE)[:, None] > 0
+    columns = torch.arange(width, device=DEVICE) > 0
     return torch.where(columns, log_alpha, torch.nan), torch.where(rows, log_beta, torch.inf)
 
 
@@ -66,14 +71,14 @@ def assert_large_logits_accurate(function, magnitude, combine, **options):
         for backend in ("triton", "torch")
     )
     for kind in (exact_logits, saturated_logits):
-        inputs = kind(magnitude, (4, 5), batch=(1, 2))
+        inputs = [tensor.to(DEVICE) for tensor in kind(magnitude, (4, 5), batch=(1, 2))]
         assert_no_worse(triton, other, other, inputs, rounded=[2] if kind is exact_logits else None)
 
 
 def assert_empty_batches_work(function, **options):
     for batch in ((0, 2), (2, 0)):
         shapes = [(*batch, 2, 3, 4)] * 3 + [(*batch, 2, 3)] * 2
-        tensors = [torch.zeros(shape) for shape in shapes]
+        tensors = [torch.zeros(shape, device=DEVICE) for shape in shapes]
         out, *grads = outputs_and_gradients(functools.partial(function, backend="triton", **options), tensors)
         assert out.shape == shapes[2]
         assert [grad.shape for grad in grads] == shapes

@@ -1,6 +1,9 @@
 """Fused GPU kernels in Triton, for CUDA and ROCm; on the CPU only in Triton's interpreter (`TRITON_INTERPRET=1`)."""
 
+import re
+
 import torch
+import triton
 
 from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
@@ -20,11 +23,14 @@ __all__ = [
     "unsupported_reason",
 ]
 
+_OLDEST = (3, 3)  # the first Triton whose kernels take NamedTuples
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why such tensors cannot be served, or None."""
+    if tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) < _OLDEST:
+        return f"it needs Triton {_OLDEST[0]}.{_OLDEST[1]} or newer, {triton.__version__} is installed"
     if dtype not in _DTYPES:
         return f"its kernels take float16, bfloat16 and float32, not {dtype}"
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Vanilla attention with the mask: fused forward and backward, nothing of size N x N, no atomics."""
+"""Full attention with the mask: fused forward and backward, nothing of size N x N, no atomics."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int 
         COLS=cols,
         D=d,
         DV=dv,
-        D_TILE=padded(d),
-        DV_TILE=padded(dv),
+        BLOCK_D=padded(d),
+        BLOCK_DV=padded(dv),
         UPCAST=upcast(like),
         **arguments,
     )
@@ -122,9 +122,9 @@ def masked_backward(
 ) -> None:
     """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
 
-    What is not named here is as there. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` for each
-    softmax the row sums of the output times its gradient, (softmaxes, B, heads, H, W); `grads` receive the gradients
-    of q, k and v, the slots what the potentials along the rows and the columns receive.
+    Arguments are those of `masked_forward`. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` has
+    for each softmax the row sums of the output times its gradient, (softmaxes, B, heads, H, W); `grads` receive the
+    gradients of q, k and v, the slots those of the potentials along the rows and the columns.
     """
     across = triton.cdiv(q.shape[3], attention_tile(q.shape[2], q.shape[3], band)[1])
     v2h, h2v = paths != "h2v", paths != "v2h"
@@ -162,7 +162,7 @@ def polyline_attention(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)
     out = heads_last_empty(v, v.shape[-1])
     stats = torch.empty((2 * options.softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
@@ -185,7 +185,7 @@ def polyline_attention_backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)  # as forward: what another backend saved would not be of use here
     batch, heads, height, width, dv = v.shape
     delta = torch.empty((stats.shape[0] // 2, *q.shape[:-1]), dtype=torch.float32, device=q.device)
@@ -204,7 +204,7 @@ def polyline_attention_backward(
         ROWS=rows,
         COLS=cols,
         DV=dv,
-        DV_TILE=padded(dv),
+        BLOCK_DV=padded(dv),
     )
     grads = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
     alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)

@@ -31,6 +31,7 @@ from ppma.ops.backends.triton.tiles import (
     softmax_again,
     store_plane,
     store_tokens,
+    unbounded_product,
     unless_certain,
     with_cuts,
 )
@@ -102,28 +103,28 @@ def far_mask(own_high, own_low, alpha, beta, batch, head, k, col, inside, other_
 def attention_forward(
     q, k, v, alpha, beta, out, first, stats, heads, H, W, band, scale,
     MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Output, peak and total of each softmax and, of two softmaxes, the output of the first."""
-    TOKENS: tl.constexpr = ROWS * COLS
+    BLOCK_M: tl.constexpr = ROWS * COLS
     LOG: tl.constexpr = MODE == "logit"
     batch, head, top, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    queries = load_tokens(q, batch, head, row, col, inside, D, D_TILE)
+    queries = load_tokens(q, batch, head, row, col, inside, D, BLOCK_D)
     own_high, own_low = load_potential(beta, batch, head, row, col, inside)
-    acc = tl.zeros((TOKENS, DV_TILE), tl.float32)
-    peak = tl.full((TOKENS,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
     second_acc, second_peak, second_total = acc, peak, total
-    for chunk in range(0, W, OTHERS):
-        key_col = chunk + tl.arange(0, OTHERS)
+    for chunk in range(0, W, BLOCK_N):
+        key_col = chunk + tl.arange(0, BLOCK_N)
         key_inside = key_col < W
         if V2H:
             along_row, column_high, column_low = near_parts(
                 alpha, beta, batch, head, top, row, col, inside, key_col, key_inside, ROWS, LOG
             )
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
-            key = load_tokens(k, batch, head, i, key_col, key_inside, D, D_TILE)
-            value = load_tokens(v, batch, head, i, key_col, key_inside, DV, DV_TILE)
+            key = load_tokens(k, batch, head, i, key_col, key_inside, D, BLOCK_D)
+            value = load_tokens(v, batch, head, i, key_col, key_inside, DV, BLOCK_DV)
             scores = scores_of(queries, key, scale, UPCAST)
             if MODE != "linear":
                 scores = tl.where(key_inside[None, :], scores, float("-inf"))
@@ -148,7 +149,10 @@ def attention_forward(
                 if V2H and H2V:
                     near += far
                 weights = scores * (near if V2H else far)
-                acc = product(weights.to(value.dtype), value, acc, UPCAST)
+                if MODE == "linear":
+                    acc = unbounded_product(weights, value, acc, UPCAST)
+                else:
+                    acc = product(weights.to(value.dtype), value, acc, UPCAST)
 
     if MODE != "linear":
         acc /= total[:, None]
@@ -158,9 +162,9 @@ def attention_forward(
         second_acc /= second_total[:, None]
         store_plane(stats, 2, batch, head, row, col, inside, second_peak)
         store_plane(stats, 3, batch, head, row, col, inside, second_total)
-        store_tokens(first, batch, head, row, col, inside, acc, DV, DV_TILE)
+        store_tokens(first, batch, head, row, col, inside, acc, DV, BLOCK_DV)
         acc = (acc + second_acc) * 0.5
-    store_tokens(out, batch, head, row, col, inside, acc, DV, DV_TILE)
+    store_tokens(out, batch, head, row, col, inside, acc, DV, BLOCK_DV)
 
 
 @triton.jit
@@ -175,14 +179,14 @@ def attention_delta(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DV: tl.constexpr,
-    DV_TILE: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
 ):
     """For each softmax the row sums of its output times the gradient. `first` is None where there is one softmax."""
     batch, head, _, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    grads = load_tokens(grad, batch, head, row, col, inside, DV, DV_TILE).to(tl.float32)
-    total = tl.sum(grads * load_tokens(out, batch, head, row, col, inside, DV, DV_TILE).to(tl.float32), 1)
+    grads = load_tokens(grad, batch, head, row, col, inside, DV, BLOCK_DV).to(tl.float32)
+    total = tl.sum(grads * load_tokens(out, batch, head, row, col, inside, DV, BLOCK_DV).to(tl.float32), 1)
     if first is not None:  # the output is the mean of two
-        one = tl.sum(grads * load_tokens(first, batch, head, row, col, inside, DV, DV_TILE), 1)
+        one = tl.sum(grads * load_tokens(first, batch, head, row, col, inside, DV, BLOCK_DV), 1)
         store_plane(delta, 1, batch, head, row, col, inside, 2 * total - one)
         total = one
     store_plane(delta, 0, batch, head, row, col, inside, total)
@@ -200,7 +204,7 @@ def attention_backward(
     fixed_a, fixed_b, other_a, other_b, stats, delta, alpha, beta, grad_a, grad_b,
     alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, scale,
     MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a fixed tile of queries (a = q, b = output gradient) or of keys (a = k, b = v).
@@ -210,15 +214,15 @@ def attention_backward(
     a far mask goes to the fixed token's column potential; its other ends belong to the other side. `delta` has for
     each softmax the row sums of the output times its gradient.
     """
-    TOKENS: tl.constexpr = ROWS * COLS
+    BLOCK_M: tl.constexpr = ROWS * COLS
     LOG: tl.constexpr = MODE == "logit"
     SHARE: tl.constexpr = 0.5 if LOG and NEAR and FAR else 1.0
     # The first softmax is that of V2H, which is far from a key.
     NEAR_PLANE: tl.constexpr = 1 if LOG and NEAR and FAR and KEY_SIDE else 0
     FAR_PLANE: tl.constexpr = 1 if LOG and NEAR and FAR and not KEY_SIDE else 0
     batch, head, top, across, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    a = load_tokens(fixed_a, batch, head, row, col, inside, D, D_TILE)
-    b = load_tokens(fixed_b, batch, head, row, col, inside, DV, DV_TILE)
+    a = load_tokens(fixed_a, batch, head, row, col, inside, D, BLOCK_D)
+    b = load_tokens(fixed_b, batch, head, row, col, inside, DV, BLOCK_DV)
     if MODE != "linear" and not KEY_SIDE:
         near_peak, near_norm, near_delta = load_norms(
             stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE, LOG
@@ -233,25 +237,25 @@ def attention_backward(
             far_peak, far_norm, far_delta = near_peak, near_norm, near_delta
 
     own_high, own_low = load_potential(beta, batch, head, row, col, inside)
-    acc_a = tl.zeros((TOKENS, D_TILE), tl.float32)
-    acc_b = tl.zeros((TOKENS, DV_TILE), tl.float32)
-    own_alpha = tl.zeros((TOKENS,), tl.float32)
-    own_beta = tl.zeros((TOKENS,), tl.float32)
-    for chunk in range(0, W, OTHERS):
-        other_col = chunk + tl.arange(0, OTHERS)
+    acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    own_alpha = tl.zeros((BLOCK_M,), tl.float32)
+    own_beta = tl.zeros((BLOCK_M,), tl.float32)
+    for chunk in range(0, W, BLOCK_N):
+        other_col = chunk + tl.arange(0, BLOCK_N)
         other_inside = other_col < W
         valid = inside[:, None] & other_inside[None, :]
         if NEAR:
             along_row, column_high, column_low = near_parts(
                 alpha, beta, batch, head, top, row, col, inside, other_col, other_inside, ROWS, LOG
             )
-            row_sum = tl.zeros((TOKENS, OTHERS), tl.float32)
-            column_sum = tl.zeros((TOKENS, OTHERS), tl.float32)
+            row_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            column_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
-            oa = load_tokens(other_a, batch, head, i, other_col, other_inside, D, D_TILE)
-            ob = load_tokens(other_b, batch, head, i, other_col, other_inside, DV, DV_TILE)
+            oa = load_tokens(other_a, batch, head, i, other_col, other_inside, D, BLOCK_D)
+            ob = load_tokens(other_b, batch, head, i, other_col, other_inside, DV, BLOCK_DV)
             scores = scores_of(a, oa, scale, UPCAST)
-            grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
+            grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
             if MODE != "linear" and KEY_SIDE:
                 near_peak, near_norm, near_delta = load_norms(
                     stats, delta, NEAR_PLANE, batch, head, i, other_col, other_inside, SHARE, LOG
@@ -265,7 +269,7 @@ def attention_backward(
                 else:
                     far_peak, far_norm, far_delta = near_peak, near_norm, near_delta
 
-            weights = tl.zeros((TOKENS, OTHERS), tl.float32)
+            weights = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             if NEAR:
                 near = near_mask(
                     along_row, column_high, column_low, beta, batch, head, i, other_col, other_inside, ROWS, LOG
@@ -276,7 +280,7 @@ def attention_backward(
                 )
             # From here `near` and `far` become the gradients of the log masks, and `weights` what multiplies v.
             if MODE == "logit":
-                grad_scores = tl.zeros((TOKENS, OTHERS), tl.float32)
+                grad_scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
                 if NEAR:
                     softmax = softmax_again(scores + near, near_peak, near_norm, valid, LOG)
                     near = unless_certain(softmax, softmax * (grads * SHARE - near_delta))
@@ -304,8 +308,13 @@ def attention_backward(
                 if FAR:
                     far *= grads
 
-            acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
-            if KEY_SIDE:
+            if MODE == "linear":
+                acc_a = unbounded_product(grad_scores, oa, acc_a, UPCAST)
+            else:
+                acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
+            if KEY_SIDE and MODE == "linear":
+                acc_b = unbounded_product(weights, ob, acc_b, UPCAST)
+            elif KEY_SIDE:
                 acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
             if NEAR:
                 row_sum += near
@@ -318,8 +327,8 @@ def attention_backward(
             own_alpha += tl.sum(row_sum, 1)
             corner_row = (top + tl.arange(0, ROWS))[:, None]
             corner_inside = (corner_row < H) & other_inside[None, :]
-            row_sum = -tl.sum(tl.reshape(row_sum, (ROWS, COLS, OTHERS)), 1)
-            column_sum = tl.sum(tl.reshape(column_sum, (ROWS, COLS, OTHERS)), 1)
+            row_sum = -tl.sum(tl.reshape(row_sum, (ROWS, COLS, BLOCK_N)), 1)
+            column_sum = tl.sum(tl.reshape(column_sum, (ROWS, COLS, BLOCK_N)), 1)
             store_plane(alpha_corner, across, batch, head, corner_row, other_col[None, :], corner_inside, row_sum)
             store_plane(beta_corner, across, batch, head, corner_row, other_col[None, :], corner_inside, column_sum)
 
@@ -327,6 +336,6 @@ def attention_backward(
         store_plane(alpha_own, 0, batch, head, row, col, inside, own_alpha)
     if FAR:
         store_plane(beta_own, 0, batch, head, row, col, inside, own_beta)
-    store_tokens(grad_a, batch, head, row, col, inside, acc_a * scale, D, D_TILE)
+    store_tokens(grad_a, batch, head, row, col, inside, acc_a * scale, D, BLOCK_D)
     if KEY_SIDE:
-        store_tokens(grad_b, batch, head, row, col, inside, acc_b, DV, DV_TILE)
+        store_tokens(grad_b, batch, head, row, col, inside, acc_b, DV, BLOCK_DV)

@@ -9,12 +9,12 @@ import triton
 from ppma.ops.backends.triton.launch import Config
 
 # Tokens of a tile that a program keeps fixed: four warps of sixteen rows of a matrix instruction.
-TILE_TOKENS = 64
+BLOCK_M = 64
 
 
 def line_tokens(n: int, dtype: torch.dtype, channels: int) -> int:
     """Tokens of a line that a program keeps fixed: fewer where they would not fit the registers."""
-    most = TILE_TOKENS // 2 if dtype == torch.float32 and channels > 16 else TILE_TOKENS
+    most = BLOCK_M // 2 if dtype == torch.float32 and channels > 16 else BLOCK_M
     return min(most, max(16, triton.next_power_of_2(n)))
 
 
@@ -34,7 +34,7 @@ def attention_tile(height: int, width: int, band: int | None = None) -> tuple[in
         width: grid columns.
         band: grid rows that see each other, which a tile must not cross; None for all.
     """
-    shapes = [(TILE_TOKENS // cols, cols) for cols in (64, 32, 16, 8)]
+    shapes = [(BLOCK_M // cols, cols) for cols in (64, 32, 16, 8)]
     fitting = [(rows, cols) for rows, cols in shapes if band is None or band % rows == 0]
     return min(fitting, key=lambda shape: _padded_area(height, width, *shape) * (1.0 if shape[0] == 1 else 1.2))
 
@@ -52,19 +52,19 @@ def attention_configs(kind: str, dtype: torch.dtype, width: int, channels: int) 
         width: grid columns.
         channels: of a head, padded.
     """
-    return _configs(kind, dtype, TILE_TOKENS, width, channels)
+    return _configs(kind, dtype, BLOCK_M, width, channels)
 
 
 def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels: int) -> list[Config]:
     single = dtype == torch.float32
     # Products of float32 run outside the matrix units and take twice the registers: twice the threads, or more where
     # three products are summed.
-    crowded = kind == "keys" and channels > (16 if tokens < TILE_TOKENS else 32)
+    crowded = kind == "keys" and channels > (16 if tokens < BLOCK_M else 32)
     warps = tokens // 16 * ((4 if crowded else 2) if single else 1)
     wide = kind == "forward" and not single and channels <= 32 and longest > 16
     pipelined = kind == "forward" and not single
-    default = Config(warps, 2 if pipelined else 1, {"OTHERS": 32 if wide else 16})
-    others = [Config(warps, stages, {"OTHERS": size}) for size in (16, 32) for stages in (1, 2)]
+    default = Config(warps, 2 if pipelined else 1, {"BLOCK_N": 32 if wide else 16})
+    others = [Config(warps, stages, {"BLOCK_N": size}) for size in (16, 32) for stages in (1, 2)]
     return [default, *(config for config in others if config != default)]
 
 

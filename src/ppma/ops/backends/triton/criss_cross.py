@@ -81,11 +81,11 @@ class _Lines:
             n=n,
             scale=self.scale,
             MODE=self.combine,
-            TOKENS=tokens,
+            BLOCK_M=tokens,
             D=d,
             DV=dv,
-            D_TILE=padded(d),
-            DV_TILE=padded(dv),
+            BLOCK_D=padded(d),
+            BLOCK_DV=padded(dv),
             UPCAST=upcast(self.q),
             **arguments,
         )
@@ -135,7 +135,7 @@ class _Lines:
             applied: what the map was applied to.
             second: what it was applied to as well.
             add: gradients from elsewhere, to be added.
-            both: whether the gradient of the second value is wanted too.
+            both: also compute the gradient of the second value.
         """
         q, k, value = self.q, self.k, applied.value
         grads = _Gradients(
@@ -210,7 +210,7 @@ def criss_cross_attention(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
     if paths == "v2h":
@@ -231,7 +231,7 @@ def criss_cross_attention_backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
     share = options.path_weight

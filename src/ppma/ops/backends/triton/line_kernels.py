@@ -27,37 +27,37 @@ from ppma.ops.backends.triton.tiles import (
 
 
 @triton.jit
-def line_tile(heads, lines, n, TOKENS: tl.constexpr):
+def line_tile(heads, lines, n, BLOCK_M: tl.constexpr):
     """Image, head, line, and the positions of a tile's tokens; tiles of one line are neighbours."""
-    tiles = tl.cdiv(n, TOKENS)
+    tiles = tl.cdiv(n, BLOCK_M)
     index = tl.program_id(0) // tiles
     batch, head = head_of(index // lines, heads)
-    return batch, head, index % lines, tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
+    return batch, head, index % lines, tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
 
 
 @triton.jit
 def line_forward(
     q, k, v, second_v, potential, add, out, second_out, stats, heads, lines, n, scale, share,
-    MODE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
+    MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
     `second_v` and `add` may be None.
     """
-    batch, head, line, position = line_tile(heads, lines, n, TOKENS)
+    batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
-    queries = load_tokens(q, batch, head, line, position, inside, D, D_TILE)
+    queries = load_tokens(q, batch, head, line, position, inside, D, BLOCK_D)
     own_high, own_low = load_potential(potential, batch, head, line, position, inside)
-    acc = tl.zeros((TOKENS, DV_TILE), tl.float32)
-    second_acc = tl.zeros((TOKENS, DV_TILE), tl.float32)
-    peak = tl.full((TOKENS,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS,), tl.float32)
-    for start in range(0, n, OTHERS):
-        other = start + tl.arange(0, OTHERS)
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    second_acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, n, BLOCK_N):
+        other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
-        key = load_tokens(k, batch, head, line, other, other_inside, D, D_TILE)
-        value = load_tokens(v, batch, head, line, other, other_inside, DV, DV_TILE)
+        key = load_tokens(k, batch, head, line, other, other_inside, D, BLOCK_D)
+        value = load_tokens(v, batch, head, line, other, other_inside, DV, BLOCK_DV)
         scores = scores_of(queries, key, scale, UPCAST)
         scores = tl.where(other_inside[None, :], scores, float("-inf"))
         high, low = load_potential(potential, batch, head, line, other, other_inside)
@@ -70,15 +70,15 @@ def line_forward(
         weights = weights.to(value.dtype)
         acc = product(weights, value, acc * correction[:, None], UPCAST)
         if second_v is not None:
-            value = load_tokens(second_v, batch, head, line, other, other_inside, DV, DV_TILE)
+            value = load_tokens(second_v, batch, head, line, other, other_inside, DV, BLOCK_DV)
             second_acc = product(weights, value, second_acc * correction[:, None], UPCAST)
 
     acc /= total[:, None]
     if add is not None:
-        acc += load_tokens(add, batch, head, line, position, inside, DV, DV_TILE).to(tl.float32)
-    store_tokens(out, batch, head, line, position, inside, acc * share, DV, DV_TILE)
+        acc += load_tokens(add, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)
+    store_tokens(out, batch, head, line, position, inside, acc * share, DV, BLOCK_DV)
     if second_v is not None:
-        store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, DV_TILE)
+        store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, BLOCK_DV)
     store_plane(stats, 0, batch, head, line, position, inside, peak)
     store_plane(stats, 1, batch, head, line, position, inside, total)
 
@@ -87,8 +87,8 @@ def line_forward(
 def line_backward(
     fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, stats, delta,
     add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale,
-    MODE: tl.constexpr, KEY_SIDE: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
+    MODE: tl.constexpr, KEY_SIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a tile of queries (a = q, b = output gradient) or of keys (a = k, b = value).
 
@@ -97,34 +97,34 @@ def line_backward(
     `grad_b` (plus `add_b`) and `second_grad_b` are the transposed map times the output gradients; if `grad_a` is None
     that is all. `moved` receives the gradient of the tile's potentials.
     """
-    batch, head, line, position = line_tile(heads, lines, n, TOKENS)
+    batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
-    a = load_tokens(fixed_a, batch, head, line, position, inside, D, D_TILE)
+    a = load_tokens(fixed_a, batch, head, line, position, inside, D, BLOCK_D)
     if grad_a is not None:
-        b = load_tokens(fixed_b, batch, head, line, position, inside, DV, DV_TILE)
+        b = load_tokens(fixed_b, batch, head, line, position, inside, DV, BLOCK_DV)
         if second_other_b is not None:
-            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, DV_TILE)
+            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, BLOCK_DV)
     if not KEY_SIDE:
         peak, norm = load_softmax(stats, 0, batch, head, line, position, inside, LOG=False)
         peak, norm = peak[:, None], norm[:, None]
-        outputs = load_tokens(out, batch, head, line, position, inside, DV, DV_TILE)
+        outputs = load_tokens(out, batch, head, line, position, inside, DV, BLOCK_DV)
         row_delta = tl.sum(outputs.to(tl.float32) * b.to(tl.float32), 1)
         if second_other_b is not None:
-            outputs = load_tokens(second_out, batch, head, line, position, inside, DV, DV_TILE)
+            outputs = load_tokens(second_out, batch, head, line, position, inside, DV, BLOCK_DV)
             row_delta += tl.sum(outputs.to(tl.float32) * second_b.to(tl.float32), 1)
         store_plane(delta, 0, batch, head, line, position, inside, row_delta)
         row_delta = row_delta[:, None]
 
     own_high, own_low = load_potential(potential, batch, head, line, position, inside)
-    acc_a = tl.zeros((TOKENS, D_TILE), tl.float32)
-    acc_b = tl.zeros((TOKENS, DV_TILE), tl.float32)
-    second_acc_b = tl.zeros((TOKENS, DV_TILE), tl.float32)
-    own_moved = tl.zeros((TOKENS,), tl.float32)
-    for start in range(0, n, OTHERS):
-        other = start + tl.arange(0, OTHERS)
+    acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    second_acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    own_moved = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, n, BLOCK_N):
+        other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
-        oa = load_tokens(other_a, batch, head, line, other, other_inside, D, D_TILE)
-        ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, DV_TILE)
+        oa = load_tokens(other_a, batch, head, line, other, other_inside, D, BLOCK_D)
+        ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, BLOCK_DV)
         if KEY_SIDE:
             peak, norm = load_softmax(stats, 0, batch, head, line, other, other_inside, LOG=False)
             peak, norm = peak[None, :], norm[None, :]
@@ -142,9 +142,9 @@ def line_backward(
         if KEY_SIDE:
             acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
         if grad_a is not None:
-            grads = product(b, ob.T, tl.zeros((TOKENS, OTHERS), tl.float32), UPCAST)
+            grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
             if second_other_b is not None:
-                ob = load_tokens(second_other_b, batch, head, line, other, other_inside, DV, DV_TILE)
+                ob = load_tokens(second_other_b, batch, head, line, other, other_inside, DV, BLOCK_DV)
                 grads = product(second_b, ob.T, grads, UPCAST)
                 if second_grad_b is not None:
                     second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
@@ -158,12 +158,12 @@ def line_backward(
     if grad_a is not None:
         acc_a *= scale
         if add_a is not None:
-            acc_a += load_tokens(add_a, batch, head, line, position, inside, D, D_TILE).to(tl.float32)
-        store_tokens(grad_a, batch, head, line, position, inside, acc_a, D, D_TILE)
+            acc_a += load_tokens(add_a, batch, head, line, position, inside, D, BLOCK_D).to(tl.float32)
+        store_tokens(grad_a, batch, head, line, position, inside, acc_a, D, BLOCK_D)
         store_plane(moved, 0, batch, head, line, position, inside, own_moved)
     if KEY_SIDE:
         if add_b is not None:
-            acc_b += load_tokens(add_b, batch, head, line, position, inside, DV, DV_TILE).to(tl.float32)
-        store_tokens(grad_b, batch, head, line, position, inside, acc_b, DV, DV_TILE)
+            acc_b += load_tokens(add_b, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)
+        store_tokens(grad_b, batch, head, line, position, inside, acc_b, DV, BLOCK_DV)
     if second_grad_b is not None:
-        store_tokens(second_grad_b, batch, head, line, position, inside, second_acc_b, DV, DV_TILE)
+        store_tokens(second_grad_b, batch, head, line, position, inside, second_acc_b, DV, BLOCK_DV)

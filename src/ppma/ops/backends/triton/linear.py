@@ -87,12 +87,12 @@ class _OtherBands:
             out: (B, heads, H, W, dv) float32.
             near: read over paths along the token's row.
             far: read over paths along the token's column.
-            second: (B, heads, H, W, dv), the tokens' other vectors, if the potentials' gradients are wanted.
+            second: (B, heads, H, W, dv), the tokens' other vectors, to compute the potentials' gradients too.
             moved: where these go.
         """
         batch, heads, height, width, _ = self.f.shape
         shape = (batch * heads, width, *self.widths)
-        for path in (name for name, wanted in (("near", near), ("far", far)) if wanted):
+        for path in (name for name, taken in (("near", near), ("far", far)) if taken):
             # One state is read while the other is written.
             before, after = (torch.empty(shape, dtype=torch.float32, device=out.device) for _ in range(2))
             for down in (True, False):
@@ -116,8 +116,8 @@ class _OtherBands:
             rows=band.rows,
             D=d,
             DV=self.b.shape[-1],
-            D_TILE=self.widths[0],
-            DV_TILE=self.widths[1],
+            BLOCK_D=self.widths[0],
+            BLOCK_DV=self.widths[1],
             UPCAST=upcast(self.f),
             **arguments,
         )
@@ -137,7 +137,7 @@ class _OtherBands:
             last_reference=band.reference if first else band.last_reference,
             MIXED=path == "far",
             ROWS=self.rows_tile,
-            OTHERS=16,
+            BLOCK_N=16,
         )
 
     def _read(

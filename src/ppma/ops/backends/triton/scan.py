@@ -27,7 +27,7 @@ def _lines(tensor: Tensor, axis: int) -> Tensor:
 def _tile(n: int, channels: int) -> dict[str, int]:
     return {
         "CHUNK": min(LONGEST_CHUNK, max(8, triton.next_power_of_2(n))),
-        "CHANNELS": min(WIDEST_BLOCK, max(8, triton.next_power_of_2(channels))),
+        "BLOCK_D": min(WIDEST_BLOCK, max(8, triton.next_power_of_2(channels))),
     }
 
 
@@ -35,10 +35,10 @@ def _launch(kernel: Any, x: Tensor, **arguments: Any) -> None:
     """Run a kernel with one program for each line and block of channels of x (B, heads, before, n, after, C)."""
     batch, heads, before, n, after, channels = x.shape
     tile = _tile(n, channels)
-    default = max(1, min(4, tile["CHUNK"] * tile["CHANNELS"] // 512))
+    default = max(1, min(4, tile["CHUNK"] * tile["BLOCK_D"] // 512))
     launch(
         kernel,
-        (batch * heads * before * after * triton.cdiv(channels, tile["CHANNELS"]),),
+        (batch * heads * before * after * triton.cdiv(channels, tile["BLOCK_D"]),),
         [Config(default), *(Config(warps) for warps in (1, 2, 4, 8) if warps != default)],
         x=field(x),
         heads=heads,
@@ -83,7 +83,7 @@ def _scan_axis_backward(
     """Gradient of x (plus `add`), and of the log-decay in slots (slots, *log_decay.shape) to be summed."""
     grad_x = torch.empty(x.shape, dtype=dtype, device=x.device)
     grad, x, decay = _lines(grad, axis), _lines(x, axis), _lines(log_decay[..., None], axis)
-    slots = triton.cdiv(x.shape[-1], _tile(x.shape[3], x.shape[-1])["CHANNELS"])
+    slots = triton.cdiv(x.shape[-1], _tile(x.shape[3], x.shape[-1])["BLOCK_D"])
     grad_log = torch.empty((slots, *log_decay.shape), dtype=torch.float32, device=x.device)
     _launch(
         scan_lines_backward,

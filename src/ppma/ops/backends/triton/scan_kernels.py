@@ -13,42 +13,43 @@ Fields are (B, heads, before, n, after, channels) with the line along n.
 import triton
 import triton.language as tl
 
-from ppma.ops.backends.triton.tiles import head_of
+from ppma.ops.backends.triton.tiles import head_of, index_of
 
 
 @triton.jit
-def program_line(heads, lines, after, channels, CHANNELS: tl.constexpr):
+def program_line(heads, lines, after, channels, BLOCK_D: tl.constexpr):
     """Number of the line, its image, head and place before and after the scanned axis, and a block of channels."""
-    blocks = tl.cdiv(channels, CHANNELS)
+    blocks = tl.cdiv(channels, BLOCK_D)
     index = tl.program_id(0) // blocks
     batch, head = head_of(index // lines, heads)
     line = index % lines
-    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    channel = tl.program_id(0) % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
     return index.to(tl.int64), (batch, head, line // after, line % after), channel
 
 
 @triton.jit
 def line_start(field, line):
     strides = field.strides
-    return field.data + (line[0] * strides[0] + line[1] * strides[1] + line[2] * strides[2] + line[3] * strides[4])
+    within = index_of(field, line[2]) * strides[2] + index_of(field, line[3]) * strides[4]
+    return field.data + (line[0] * strides[0] + line[1] * strides[1]) + within
 
 
 @triton.jit
 def load_decay(log_decay, line, position, n):
     """The decay on the edge before each position; 0 outside the line, whose edges may hold anything."""
-    there = line_start(log_decay, line) + position * log_decay.strides[3]
+    there = line_start(log_decay, line) + index_of(log_decay, position) * log_decay.strides[3]
     return tl.exp(tl.load(there, mask=(position > 0) & (position < n), other=float("-inf")).to(tl.float32))
 
 
 @triton.jit
 def load_line(x, line, position, inside, channel, channels):
-    there = line_start(x, line) + (position[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
+    there = line_start(x, line) + (index_of(x, position)[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
     return tl.load(there, mask=inside[:, None] & (channel < channels)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_line(x, line, position, inside, channel, channels, value):
-    there = line_start(x, line) + (position[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
+    there = line_start(x, line) + (index_of(x, position)[:, None] * x.strides[3] + channel[None, :] * x.strides[5])
     tl.store(there, value.to(x.data.dtype.element_ty), mask=inside[:, None] & (channel < channels)[None, :])
 
 
@@ -81,11 +82,11 @@ def token(tile, position, wanted):
 
 
 @triton.jit
-def right_carries(x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr):
+def right_carries(x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr):
     """R at the first token of every chunk but the first: carries is (lines of all heads, chunks, channels)."""
-    index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
+    index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
     chunks = tl.cdiv(n, CHUNK)
-    carry = tl.zeros((CHANNELS,), tl.float32)
+    carry = tl.zeros((BLOCK_D,), tl.float32)
     for back in range(chunks - 1):
         chunk = chunks - 1 - back
         position = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -110,11 +111,11 @@ def both_sides(
 
 @triton.jit
 def scan_lines(
-    x, log_decay, carries, add, out, heads, lines, after, n, channels, CHUNK: tl.constexpr, CHANNELS: tl.constexpr
+    x, log_decay, carries, add, out, heads, lines, after, n, channels, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Out = decay matrix @ x (+ add), for one line and a block of channels."""
-    index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
-    state = tl.zeros((CHANNELS,), tl.float32)
+    index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
+    state = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, n, CHUNK):
         position = start + tl.arange(0, CHUNK)
         decay, next_decay = load_decay(log_decay, line, position, n), load_decay(log_decay, line, position + 1, n)
@@ -130,16 +131,16 @@ def scan_lines(
 @triton.jit
 def scan_lines_backward(
     grad, x, log_decay, grad_carries, x_carries, add, grad_x, grad_log,
-    heads, lines, after, n, channels, slot_stride, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
+    heads, lines, after, n, channels, slot_stride, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The decay matrix is symmetric, so grad_x is a scan too; d log a[m] = <u_x[m], r_grad[m]> + <u_grad[m], r_x[m]>.
 
     Each block of channels writes its own slot of `grad_log`.
     """
-    index, line, channel = program_line(heads, lines, after, channels, CHANNELS)
-    slot = (tl.program_id(0) % tl.cdiv(channels, CHANNELS)).to(tl.int64)
-    grad_state = tl.zeros((CHANNELS,), tl.float32)
-    x_state = tl.zeros((CHANNELS,), tl.float32)
+    index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
+    slot = (tl.program_id(0) % tl.cdiv(channels, BLOCK_D)).to(tl.int64)
+    grad_state = tl.zeros((BLOCK_D,), tl.float32)
+    x_state = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, n, CHUNK):
         position = start + tl.arange(0, CHUNK)
         inside = position < n
@@ -155,4 +156,5 @@ def scan_lines_backward(
             x, x_carries, x_state, index, line, start, position, decay, next_decay, n, channel, channels, CHUNK
         )
         log = tl.sum(x_left * grad_right + grad_left * x_right, 1)
-        tl.store(line_start(grad_log, line) + slot * slot_stride + position * grad_log.strides[3], log, mask=inside)
+        there = line_start(grad_log, line) + slot * slot_stride + index_of(grad_log, position) * grad_log.strides[3]
+        tl.store(there, log, mask=inside)

@@ -46,7 +46,7 @@ def state_product(vectors, state, acc, UPCAST: tl.constexpr):
 @triton.jit
 def pass_states(
     a, b, alpha, beta, before, after, heads, W, start, rows, reference, last_reference,
-    MIXED: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr,
+    MIXED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The state of one column behind a band, from that before it (None before the first). MIXED is T, else S."""
@@ -55,16 +55,16 @@ def pass_states(
     column = j + tl.arange(0, 1)
     here = column < W
     high, low = load_potential(beta, batch, head, reference, column, here)
-    acc = tl.zeros((D_TILE, DV_TILE), tl.float32)
+    acc = tl.zeros((BLOCK_D, BLOCK_DV), tl.float32)
     if before is not None:
         last_high, last_low = load_potential(beta, batch, head, last_reference, column, here)
         acc = (
-            load_state(before, index, W, j, D_TILE, DV_TILE)
+            load_state(before, index, W, j, BLOCK_D, BLOCK_DV)
             * tl.exp2(log_decay(high, low, last_high, last_low))[:, None]
         )
     if MIXED:
-        for chunk in range(0, W, OTHERS):
-            col = chunk + tl.arange(0, OTHERS)
+        for chunk in range(0, W, BLOCK_N):
+            col = chunk + tl.arange(0, BLOCK_N)
             inside = col < W
             for i in range(start, start + rows):
                 own_high, own_low = load_potential(beta, batch, head, i, column, here)
@@ -72,19 +72,19 @@ def pass_states(
                 row_high, row_low = load_potential(alpha, batch, head, i, col, inside)
                 decay = log_decay(own_high, own_low, high, low)
                 decay = tl.exp2(decay + log_decay(corner_high, corner_low, row_high, row_low))
-                left = load_tokens(a, batch, head, i, col, inside, D, D_TILE)
-                right = load_tokens(b, batch, head, i, col, inside, DV, DV_TILE)
+                left = load_tokens(a, batch, head, i, col, inside, D, BLOCK_D)
+                right = load_tokens(b, batch, head, i, col, inside, DV, BLOCK_DV)
                 acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, UPCAST)
     else:
         row = start + tl.arange(0, ROWS)
         inside = row < start + rows
         own_high, own_low = load_potential(beta, batch, head, row, j, inside)
         decay = tl.exp2(log_decay(own_high, own_low, high, low))
-        left = load_tokens(a, batch, head, row, j, inside, D, D_TILE)
-        right = load_tokens(b, batch, head, row, j, inside, DV, DV_TILE)
+        left = load_tokens(a, batch, head, row, j, inside, D, BLOCK_D)
+        right = load_tokens(b, batch, head, row, j, inside, DV, BLOCK_DV)
         acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, UPCAST)
-    there = (index.to(tl.int64) * W + j) * (D_TILE * DV_TILE)
-    tl.store(after + there + tl.arange(0, D_TILE)[:, None] * DV_TILE + tl.arange(0, DV_TILE)[None, :], acc)
+    there = (index.to(tl.int64) * W + j) * (BLOCK_D * BLOCK_DV)
+    tl.store(after + there + tl.arange(0, BLOCK_D)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def add_to_plane(field, plane, batch, head, row, col, inside, value):
 def read_near(
     fixed, second, states, alpha, beta, out, alpha_own, alpha_corner, beta_corner,
     heads, W, start, rows, reference, direction,
-    COLS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
+    COLS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Add to `out` what a part of a row reads over the near path; with `second`, the potentials' gradients too.
 
@@ -110,12 +110,12 @@ def read_near(
     i = start + tl.program_id(0) // tiles % rows
     col = across * COLS + tl.arange(0, COLS)
     inside = col < W
-    vectors = load_tokens(fixed, batch, head, i, col, inside, D, D_TILE)
+    vectors = load_tokens(fixed, batch, head, i, col, inside, D, BLOCK_D)
     if second is not None:
-        seconds = load_tokens(second, batch, head, i, col, inside, DV, DV_TILE).to(tl.float32)
+        seconds = load_tokens(second, batch, head, i, col, inside, DV, BLOCK_DV).to(tl.float32)
     own_high, own_low = load_potential(alpha, batch, head, i, col, inside)
     own_alpha = tl.zeros((COLS,), tl.float32)
-    acc = load_tokens(out, batch, head, i, col, inside, DV, DV_TILE)
+    acc = load_tokens(out, batch, head, i, col, inside, DV, BLOCK_DV)
     for l in range(W):
         corner = l + tl.arange(0, 1)
         here = corner < W
@@ -125,7 +125,7 @@ def read_near(
         decay = log_decay(own_high, own_low, row_high, row_low)
         decay = tl.exp2(decay + log_decay(column_high, column_low, high, low))
         read = state_product(
-            vectors, load_state(states, index, W, l, D_TILE, DV_TILE), tl.zeros((COLS, DV_TILE), tl.float32), UPCAST
+            vectors, load_state(states, index, W, l, BLOCK_D, BLOCK_DV), tl.zeros((COLS, BLOCK_DV), tl.float32), UPCAST
         )
         read *= decay[:, None]
         acc += read
@@ -137,7 +137,7 @@ def read_near(
             column_sum = tl.zeros((1,), tl.float32) + tl.sum(grad_log_mask, 0) * direction
             add_to_plane(alpha_corner, across, batch, head, i, corner, here, row_sum)
             add_to_plane(beta_corner, across, batch, head, i, corner, here, column_sum)
-    store_tokens(out, batch, head, i, col, inside, acc, DV, DV_TILE)
+    store_tokens(out, batch, head, i, col, inside, acc, DV, BLOCK_DV)
     if second is not None:
         add_to_plane(alpha_own, 0, batch, head, i, col, inside, own_alpha)
 
@@ -145,7 +145,7 @@ def read_near(
 @triton.jit
 def read_far(
     fixed, second, states, beta, out, beta_own, heads, W, start, rows, reference, direction,
-    ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_TILE: tl.constexpr, DV_TILE: tl.constexpr, UPCAST: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Add to `out` what a band's part of a column reads over the far path; `second` and `direction` as above."""
     index, j = tl.program_id(0) // W, tl.program_id(0) % W
@@ -155,13 +155,13 @@ def read_far(
     column = j + tl.arange(0, 1)
     own_high, own_low = load_potential(beta, batch, head, row, j, inside)
     high, low = load_potential(beta, batch, head, reference, column, column < W)
-    vectors = load_tokens(fixed, batch, head, row, j, inside, D, D_TILE)
+    vectors = load_tokens(fixed, batch, head, row, j, inside, D, BLOCK_D)
     read = state_product(
-        vectors, load_state(states, index, W, j, D_TILE, DV_TILE), tl.zeros((ROWS, DV_TILE), tl.float32), UPCAST
+        vectors, load_state(states, index, W, j, BLOCK_D, BLOCK_DV), tl.zeros((ROWS, BLOCK_DV), tl.float32), UPCAST
     )
     read *= tl.exp2(log_decay(own_high, own_low, high, low))[:, None]
     if second is not None:
-        seconds = load_tokens(second, batch, head, row, j, inside, DV, DV_TILE).to(tl.float32)
+        seconds = load_tokens(second, batch, head, row, j, inside, DV, BLOCK_DV).to(tl.float32)
         add_to_plane(beta_own, 0, batch, head, row, j, inside, tl.sum(read * seconds, 1) * direction)
-    read += load_tokens(out, batch, head, row, j, inside, DV, DV_TILE)
-    store_tokens(out, batch, head, row, j, inside, read, DV, DV_TILE)
+    read += load_tokens(out, batch, head, row, j, inside, DV, BLOCK_DV)
+    store_tokens(out, batch, head, row, j, inside, read, DV, BLOCK_DV)

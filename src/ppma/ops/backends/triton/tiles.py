@@ -12,14 +12,24 @@ from torch import Tensor
 
 
 class Field(NamedTuple):
-    """A tensor as kernels take it. An absent one is None, which kernels see at compile time."""
+    """A tensor as kernels take it. An absent one is None, which kernels see at compile time.
+
+    Attributes:
+        data: the tensor.
+        strides: of every axis, in elements.
+        wide: 1 where offsets within an image need 64 bits, else None, which costs nothing.
+    """
 
     data: Any
     strides: Any
+    wide: Any = None
 
 
 def field(tensor: Tensor) -> Field:
-    return Field(tensor, tensor.stride())
+    """The first two axes are batch and heads (or planes and batch), whose offsets have 64 bits in any case."""
+    strides = tensor.stride()
+    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape[2:], strides[2:], strict=True))
+    return Field(tensor, strides, 1 if reach >= 2**31 else None)
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -39,6 +49,16 @@ def product(a, b, acc, UPCAST: tl.constexpr):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def unbounded_product(a, b, acc, UPCAST: tl.constexpr):
+    """`acc + a @ b` with a in float32, of any size: for float16 the rows of a are scaled into its range."""
+    if b.dtype != tl.float16:
+        return product(a.to(b.dtype), b, acc, UPCAST)
+    largest = tl.maximum(tl.max(tl.abs(a), 1), 1e-30)[:, None]
+    zeros = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
+    return acc + product((a / largest).to(b.dtype), b, zeros, UPCAST) * largest
 
 
 @triton.jit
@@ -63,47 +83,54 @@ def head_of(index, heads):
 
 
 @triton.jit
-def tokens_at(field, batch, head, row, col, inside, CHANNELS: tl.constexpr, TILE: tl.constexpr):
-    """Pointers to the channels of some tokens and the mask of those that exist, (tokens, TILE)."""
-    c = tl.arange(0, TILE)
-    strides = field.strides
-    tokens = row * strides[2] + col * strides[3]
-    there = field.data + (batch * strides[0] + head * strides[1]) + (tokens[:, None] + (c * strides[4])[None, :])
-    return there, inside[:, None] & (c < CHANNELS)[None, :]
+def index_of(field, index):
+    """An index along an axis of the grid, of as many bits as offsets in this field need."""
+    if field.wide is not None:
+        return index * tl.full((), 1, tl.int64)  # a loop's index is a plain number in the interpreter
+    return index
 
 
 @triton.jit
-def load_tokens(field, batch, head, row, col, inside, CHANNELS: tl.constexpr, TILE: tl.constexpr):
-    """The vectors of some tokens, (tokens, TILE), zero outside. `field` is (B, heads, rows, cols, CHANNELS)."""
-    there, mask = tokens_at(field, batch, head, row, col, inside, CHANNELS, TILE)
+def tokens_at(field, batch, head, row, col, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Pointers to the channels of some tokens and the mask of those that exist, (tokens, BLOCK_D)."""
+    c = tl.arange(0, BLOCK_D)
+    strides = field.strides
+    tokens = index_of(field, row) * strides[2] + index_of(field, col) * strides[3]
+    there = field.data + (batch * strides[0] + head * strides[1]) + (tokens[:, None] + (c * strides[4])[None, :])
+    return there, inside[:, None] & (c < D)[None, :]
+
+
+@triton.jit
+def load_tokens(field, batch, head, row, col, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The vectors of some tokens, (tokens, BLOCK_D), zero outside. `field` is (B, heads, rows, cols, D)."""
+    there, mask = tokens_at(field, batch, head, row, col, inside, D, BLOCK_D)
     return tl.load(there, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_tokens(field, batch, head, row, col, inside, value, CHANNELS: tl.constexpr, TILE: tl.constexpr):
+def store_tokens(field, batch, head, row, col, inside, value, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The counterpart of `load_tokens`, converting to the type of the tensor."""
-    there, mask = tokens_at(field, batch, head, row, col, inside, CHANNELS, TILE)
+    there, mask = tokens_at(field, batch, head, row, col, inside, D, BLOCK_D)
     tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def plane_base(field, plane, batch, head):
-    """Where a head starts in one plane of a (planes, B, heads, rows, cols) field with a number for each token."""
-    wide = tl.zeros_like(batch) + plane
-    return field.data + (wide * field.strides[0] + batch * field.strides[1] + head * field.strides[2])
+def plane_at(field, plane, batch, head, row, col):
+    """Pointers to tokens in one plane of a (planes, B, heads, rows, cols) field with a number for each token."""
+    strides = field.strides
+    start = (tl.zeros_like(batch) + plane) * strides[0] + batch * strides[1] + head * strides[2]
+    return field.data + start + index_of(field, row) * strides[3] + index_of(field, col) * strides[4]
 
 
 @triton.jit
 def load_plane(field, plane, batch, head, row, col, mask):
     """Numbers of some tokens, zero outside; `row` and `col` may have any shape."""
-    there = plane_base(field, plane, batch, head) + row * field.strides[3] + col * field.strides[4]
-    return tl.load(there, mask=mask, other=0)
+    return tl.load(plane_at(field, plane, batch, head, row, col), mask=mask, other=0)
 
 
 @triton.jit
 def store_plane(field, plane, batch, head, row, col, mask, value):
-    there = plane_base(field, plane, batch, head) + row * field.strides[3] + col * field.strides[4]
-    tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
+    tl.store(plane_at(field, plane, batch, head, row, col), value.to(field.data.dtype.element_ty), mask=mask)
 
 
 @triton.jit

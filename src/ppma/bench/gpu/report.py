@@ -1,11 +1,10 @@
-"""What the GPU kernels take on GPUs not at hand: compiled ahead of time, nothing runs."""
-
-import sys
+"""Resources of the GPU kernels, compiled ahead of time for each target; nothing runs."""
 
 import torch
 
+from ppma.bench.gpu import cases
 from ppma.bench.report import Report, Value
-from ppma.ops.backends.triton import report as kernels
+from ppma.progress import Progress
 
 
 def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Report, bool]:
@@ -17,8 +16,9 @@ def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Repo
         notes=["Compiled ahead of time, nothing was run. Bytes and FLOPs are for a token of a head."],
     )
     spilled = False
-    for row in kernels.rows(targets, channels, getattr(torch, dtype)):
-        print(f"\r{row.operator}: {row.kernel}".ljust(78)[:78], end="", file=sys.stderr, flush=True)
+    with Progress("compiling the kernels"):
+        compiled = list(cases.rows(targets, channels, getattr(torch, dtype)))
+    for row in compiled:
         taken: list[Value] = []
         for target in targets:
             found = row.resources[target]
@@ -28,5 +28,4 @@ def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Repo
         report.rows.append(
             [row.operator, row.kernel, *taken, round(work.bytes / row.tokens), round(work.matrix / row.tokens)]
         )
-    print("\r".ljust(79) + "\r", end="", file=sys.stderr, flush=True)
     return report, spilled

@@ -2,16 +2,19 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from ppma.bench import gpu, roofline, unmasked
-from ppma.bench.roofline import GPUS, MODELS, Stage, predict
-from ppma.ops.backends.triton.work import Work, work_of
+import ppma
+from ppma.bench import unmasked
+from ppma.bench.gpu import measure, prediction
+from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
+from ppma.bench.gpu.work import Work, work_of
 from ppma_cli import main
 
 
-def test_blocks_are_those_of_the_models():
+def test_models_blocks():
     assert [[stage.blocks for stage in stages] for stages in MODELS.values()] == [
         [2, 2, 8, 2],
         [3, 4, 18, 4],
@@ -24,7 +27,7 @@ def test_blocks_are_those_of_the_models():
     ]
 
 
-def test_bytes_of_vanilla_attention():
+def test_work_bytes_full_attention():
     """q, k, v and the output in half precision, maximum and sum; for the mask two log-decays, two words twice."""
     stage = Stage(1, 14, 8, 32, True)
     launches = stage.launches(2, "hadamard", backward=False)
@@ -35,7 +38,7 @@ def test_bytes_of_vanilla_attention():
     assert masked.bytes - plain.bytes == tokens * (2 * 4 + 2 * 8 + 2 * 8)
 
 
-def test_plain_attention_does_not_depend_on_the_combine():
+def test_work_plain_same_for_combines():
     stage = Stage(1, 14, 8, 32, True)
     for backward in (False, True):
         works = [
@@ -45,7 +48,7 @@ def test_plain_attention_does_not_depend_on_the_combine():
         assert works[0] == works[1]
 
 
-def test_matrix_products_of_one_line_tile():
+def test_work_matrix_line_tile():
     """Lines of 56 take 64 queries times 64 keys; three launches, the second with two values."""
     stage = Stage(1, 56, 1, 16, False)
     launches = [launch for launch in stage.launches(1, "logit", False) if launch.kernel.__name__ == "line_forward"]
@@ -54,31 +57,46 @@ def test_matrix_products_of_one_line_tile():
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
-def test_a_mask_is_never_free(combine, backward):
-    for stage in roofline.block_kinds():
+def test_predict_mask_costs(combine, backward):
+    for stage in prediction.block_kinds():
         found = predict(stage, GPUS[0], combine, backward, batch=2)
         assert found.masked >= found.plain > 0
         assert found.bound in ("memory", "matrix", "exponentials", "arithmetic")
 
 
-def test_reports_say_that_they_predict():
-    assert all("not a measurement" in report.title for report in roofline.reports())
+def test_reports_titles():
+    assert all("not a measurement" in report.title for report in prediction.reports())
 
 
-def test_bench_without_a_gpu_says_so(capsys):
+def test_measure_without_gpu(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="expected a GPU for cuda, got a machine where PyTorch finds none"):
-        gpu.run("cuda")
+        measure.run("cuda")
     with pytest.raises(ValueError, match="expected cuda, got cpu"):
-        gpu.run("cpu")
+        measure.run("cpu")
 
 
-def test_plain_attentions_have_the_shape_of_masked_ones():
-    q, k, v = torch.randn(3, 1, 2, 3, 4, 8)
-    assert unmasked.without_mask(q, k, v).shape == unmasked.lines_without_mask(q, k, v).shape == v.shape
+@pytest.mark.parametrize(
+    ("plain", "masked"),
+    [(unmasked.without_mask, ppma.polyline_attention), (unmasked.lines_without_mask, ppma.criss_cross_attention)],
+)
+def test_unmasked_same_as_decay_one(plain, masked, monkeypatch):
+    """PyTorch's fused kernels take four axes."""
+    axes, attention = [], F.scaled_dot_product_attention
+
+    def counted(*tensors):
+        axes.extend(tensor.ndim for tensor in tensors)
+        return attention(*tensors)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    q, k, v = torch.randn(3, 2, 2, 3, 4, 8)
+    ones = torch.zeros(2, 2, 3, 4)
+    paths = 2 if plain is unmasked.without_mask else 1  # of criss-cross attention both are computed
+    torch.testing.assert_close(plain(q, k, v) * paths, masked(q, k, v, ones, ones))
+    assert set(axes) == {4}
 
 
-def test_kernels_command_prints_predictions(capsys):
+def test_kernels_command_predictions(capsys):
     assert main(["kernels"]) == 0
     assert "PPMA-B" in capsys.readouterr().out

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ppma.bench.gpu import cases
+from ppma.bench.gpu.work import Work, work_of
 from ppma.bench.report import Report
-from ppma.ops.backends.triton import report as kernels
 from ppma.ops.backends.triton.launch import Launch, recording
-from ppma.ops.backends.triton.work import Work, work_of
 from ppma.ops.options import Combine
 
 
@@ -58,8 +58,8 @@ class Stage:
 
     def launches(self, batch: int, combine: Combine, backward: bool) -> list[Launch]:
         """The launches of one block."""
-        tensors = kernels.attention_inputs(batch, self.heads, self.side, self.side, self.d, torch.bfloat16)
-        record = kernels.record_attention if self.full else kernels.record_criss_cross
+        tensors = cases.attention_inputs(batch, self.heads, self.side, self.side, self.d, torch.bfloat16)
+        record = cases.record_attention if self.full else cases.record_criss_cross
         with recording() as launches:
             record(tensors, combine, backward)
         return launches

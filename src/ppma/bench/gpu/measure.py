@@ -9,8 +9,8 @@ from torch import Tensor
 
 import ppma
 import ppma.models
+from ppma.bench.gpu.prediction import BATCH, Stage, block_kinds
 from ppma.bench.report import Report
-from ppma.bench.roofline import BATCH, Stage, block_kinds
 from ppma.bench.unmasked import lines_without_mask, without_mask
 from ppma.measure.timing import interleave
 from ppma.ops import backends

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from ppma.ops.backends.triton.configs import TILE_TOKENS
+from ppma.ops.backends.triton.configs import BLOCK_M
 from ppma.ops.backends.triton.launch import Launch
 from ppma.ops.backends.triton.tiles import Field
 
@@ -88,8 +88,8 @@ def _attention_pairs(launch: Launch, mask: bool) -> int:
     a = launch.arguments
     batch_heads = launch.grid[0] // (triton.cdiv(a["H"], a["ROWS"]) * triton.cdiv(a["W"], a["COLS"]))
     if not mask:
-        return batch_heads * (triton.cdiv(a["H"] * a["W"], TILE_TOKENS) * TILE_TOKENS) ** 2
-    walked = min(a["band"], a["H"]) * triton.cdiv(a["W"], a["OTHERS"]) * a["OTHERS"]
+        return batch_heads * (triton.cdiv(a["H"] * a["W"], BLOCK_M) * BLOCK_M) ** 2
+    walked = min(a["band"], a["H"]) * triton.cdiv(a["W"], a["BLOCK_N"]) * a["BLOCK_N"]
     return launch.grid[0] * a["ROWS"] * a["COLS"] * walked
 
 
@@ -114,7 +114,7 @@ def _forward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     near, far = a["V2H"], a["H2V"]
     softmaxes = {"hadamard": 1, "logit": (near + far) if mask else 1, "linear": 0}[a["MODE"]]
     mask_exponentials, mask_vector = _mask_work(a, near, far) if mask else (0, 0)
-    products = a["D_TILE"] + a["DV_TILE"] * max(1, softmaxes)
+    products = a["BLOCK_D"] + a["BLOCK_DV"] * max(1, softmaxes)
     # Scale, validity, rounding of the weights.
     vector = 3 + _SOFTMAX * softmaxes + mask_vector
     return _attention_pairs(launch, mask), products, softmaxes + mask_exponentials, vector
@@ -125,7 +125,7 @@ def _backward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     near, far = a["NEAR"], a["FAR"]
     softmaxes = {"hadamard": 1, "logit": (near + far) if mask else 1, "linear": 0}[a["MODE"]]
     mask_exponentials, mask_vector = _mask_work(a, near, far) if mask else (0, 0)
-    products = 2 * a["D_TILE"] + a["DV_TILE"] * (2 if a["KEY_SIDE"] else 1)
+    products = 2 * a["BLOCK_D"] + a["BLOCK_DV"] * (2 if a["KEY_SIDE"] else 1)
     # Scale, and for each softmax its weights and the gradient of the score; rounding of what is multiplied.
     of_softmax = _SOFTMAX_AGAIN + 2 + _CUTS if softmaxes else 4
     vector = 1 + of_softmax * max(1, softmaxes) + (2 if a["KEY_SIDE"] else 1)
@@ -136,7 +136,7 @@ def _backward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
 
 def _line_pairs(launch: Launch) -> int:
     a = launch.arguments
-    return launch.grid[0] * a["TOKENS"] * triton.cdiv(a["n"], a["OTHERS"]) * a["OTHERS"]
+    return launch.grid[0] * a["BLOCK_M"] * triton.cdiv(a["n"], a["BLOCK_N"]) * a["BLOCK_N"]
 
 
 def _line_mask_work(a: dict[str, Any], mask: bool) -> tuple[int, int]:
@@ -149,34 +149,34 @@ def _line_forward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     a = launch.arguments
     values = 1 if a["second_v"] is None else 2
     exponentials, vector = _line_mask_work(a, mask)
-    return _line_pairs(launch), a["D_TILE"] + values * a["DV_TILE"], 1 + exponentials, 3 + _SOFTMAX + vector
+    return _line_pairs(launch), a["BLOCK_D"] + values * a["BLOCK_DV"], 1 + exponentials, 3 + _SOFTMAX + vector
 
 
 def _line_backward(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     a = launch.arguments
     exponentials, vector = _line_mask_work(a, mask)
-    products, vector = a["D_TILE"], vector + 2 + _SOFTMAX_AGAIN  # scale and rounding
+    products, vector = a["BLOCK_D"], vector + 2 + _SOFTMAX_AGAIN  # scale and rounding
     if a["grad_a"] is not None:
-        products += a["D_TILE"] + a["DV_TILE"] * (1 if a["second_other_b"] is None else 2)
+        products += a["BLOCK_D"] + a["BLOCK_DV"] * (1 if a["second_other_b"] is None else 2)
         vector += 3 + _CUTS + (2 if mask else 0)
-    products += a["DV_TILE"] * sum(a[name] is not None for name in ("grad_b", "second_grad_b"))
+    products += a["BLOCK_DV"] * sum(a[name] is not None for name in ("grad_b", "second_grad_b"))
     return _line_pairs(launch), products, 1 + exponentials, vector
 
 
 def _pass_states(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     a = launch.arguments
-    sources = a["rows"] * triton.cdiv(a["W"], a["OTHERS"]) * a["OTHERS"] if a["MIXED"] else a["ROWS"]
-    return launch.grid[0] * sources, a["D_TILE"] * a["DV_TILE"], 1, a["DV_TILE"]
+    sources = a["rows"] * triton.cdiv(a["W"], a["BLOCK_N"]) * a["BLOCK_N"] if a["MIXED"] else a["ROWS"]
+    return launch.grid[0] * sources, a["BLOCK_D"] * a["BLOCK_DV"], 1, a["BLOCK_DV"]
 
 
 def _read_near(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     a = launch.arguments
-    return launch.grid[0] * a["COLS"] * a["W"], a["D_TILE"] * a["DV_TILE"], 1, 2 * a["DV_TILE"]
+    return launch.grid[0] * a["COLS"] * a["W"], a["BLOCK_D"] * a["BLOCK_DV"], 1, 2 * a["BLOCK_DV"]
 
 
 def _read_far(launch: Launch, mask: bool) -> tuple[int, int, int, int]:
     a = launch.arguments
-    return launch.grid[0] * a["ROWS"], a["D_TILE"] * a["DV_TILE"], 1, 2 * a["DV_TILE"]
+    return launch.grid[0] * a["ROWS"], a["BLOCK_D"] * a["BLOCK_DV"], 1, 2 * a["BLOCK_DV"]
 
 
 _ARITHMETIC: dict[str, Callable[[Launch, bool], tuple[int, int, int, int]]] = {

@@ -4,27 +4,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from ppma.bench.gpu.targets import Resources, compile_for, resources
+from ppma.bench.gpu.work import Work, work_of
+from ppma.ops.backends.contract import Five
 from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.triton.launch import Launch, recording
 from ppma.ops.backends.triton.linear import BAND_ROWS, linear_attention, linear_attention_backward
 from ppma.ops.backends.triton.scan import LONGEST_CHUNK, polyline_scan, polyline_scan_backward
-from ppma.ops.backends.triton.targets import Resources, compile_for, resources
-from ppma.ops.backends.triton.work import Work, work_of
-from ppma.ops.options import AttentionOptions, Combine
+from ppma.ops.options import COMBINES, AttentionOptions, Combine
 
 
-def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dtype: torch.dtype) -> list[Tensor]:
+def attention_inputs(batch: int, heads: int, height: int, width: int, d: int, dtype: torch.dtype) -> Five:
     """q, k, v as views of a packed projection, and two log-decays, without memory."""
     packed = torch.empty((batch, height, width, 3, heads, d), dtype=dtype, device="meta")
     q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
     decays = torch.empty((2, batch, heads, height, width), dtype=torch.float32, device="meta")
-    return [q, k, v, *decays]
+    return q, k, v, decays[0], decays[1]
 
 
-def record_scan(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
+def record_scan(tensors: Five, combine: Combine, backward: bool) -> None:
     """Both paths of a scan of v."""
     _, _, x, log_alpha, log_beta = tensors
     if backward:
@@ -33,7 +33,7 @@ def record_scan(tensors: list[Tensor], combine: Combine, backward: bool) -> None
         polyline_scan(x, [log_beta, log_alpha], "both")
 
 
-def record_attention(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
+def record_attention(tensors: Five, combine: Combine, backward: bool) -> None:
     """Full attention, both paths."""
     with recording():  # the backward needs the shapes of the results only
         out, stats, first = polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
@@ -43,7 +43,7 @@ def record_attention(tensors: list[Tensor], combine: Combine, backward: bool) ->
         polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
 
 
-def record_criss_cross(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
+def record_criss_cross(tensors: Five, combine: Combine, backward: bool) -> None:
     """Criss-cross attention, both paths."""
     if backward:
         criss_cross_attention_backward(tensors[2], *tensors, AttentionOptions(combine, "2d", 1.0))
@@ -51,7 +51,7 @@ def record_criss_cross(tensors: list[Tensor], combine: Combine, backward: bool) 
         criss_cross_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
 
 
-def record_linear(tensors: list[Tensor], combine: Combine, backward: bool) -> None:
+def record_linear(tensors: Five, combine: Combine, backward: bool) -> None:
     """Linear attention, both paths."""
     if backward:
         linear_attention_backward(tensors[2], *tensors, "2d")
@@ -59,7 +59,7 @@ def record_linear(tensors: list[Tensor], combine: Combine, backward: bool) -> No
         linear_attention(*tensors, "2d")
 
 
-Recorder = Callable[[list[Tensor], str, bool], None]
+Recorder = Callable[[Five, Combine, bool], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Case:
     record: Recorder
     height: int
     width: int
-    combines: tuple[str, ...]
+    combines: tuple[Combine, ...]
 
     def launches(self, d: int, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
         """The launches of forward and backward, each with a name."""
@@ -83,14 +83,13 @@ class Case:
                     yield _name(launch), launch
 
 
-SOFTMAX = ("hadamard", "logit")
 # Tiles of several rows and of one; lines of one chunk and of several; one band and several.
 CASES = (
-    Case("polyline_scan", record_scan, 14, LONGEST_CHUNK + 16, ("",)),
-    Case("criss_cross_attention", record_criss_cross, 14, 56, SOFTMAX),
-    Case("polyline_attention", record_attention, 14, 14, SOFTMAX),
-    Case("polyline_attention", record_attention, 56, 56, SOFTMAX),
-    Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("",)),
+    Case("polyline_scan", record_scan, 14, LONGEST_CHUNK + 16, ("hadamard",)),
+    Case("criss_cross_attention", record_criss_cross, 14, 56, COMBINES),
+    Case("polyline_attention", record_attention, 14, 14, COMBINES),
+    Case("polyline_attention", record_attention, 56, 56, COMBINES),
+    Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("hadamard",)),
 )
 
 
@@ -102,8 +101,8 @@ def _name(launch: Launch) -> str:
         words.append(a["MODE"])
     if "KEY_SIDE" in a:
         words.append("keys" if a["KEY_SIDE"] else "queries")
-    if launch.kernel.__name__.startswith("line_") and "TOKENS" in a:
-        words.append(f"{a['TOKENS']} tokens")
+    if launch.kernel.__name__.startswith("line_") and "BLOCK_M" in a:
+        words.append(f"{a['BLOCK_M']} tokens")
         words += ["two values"] if a.get("second_v") or a.get("second_other_b") else []
         words += ["transposed only"] if "grad_a" in a and a["grad_a"] is None else []
     elif "COLS" in a and "ROWS" in a:

@@ -1,0 +1,50 @@
+"""Backends that cannot be imported: tried once, and "auto" says on a GPU what it does without."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+
+from ppma.ops import backends
+from ppma.ops.backends import pytorch
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def imports(monkeypatch):
+    """The imports that are tried; Triton's fails in a way of its own."""
+    tried = []
+
+    def import_module(name):
+        tried.append(name)
+        if name.endswith("triton"):
+            raise AttributeError("module 'triton' has no attribute 'jit'")
+        return importlib.__import__(name, fromlist=["x"])
+
+    monkeypatch.setattr(backends.importlib, "import_module", import_module)
+    backends._load.cache_clear()
+    backends._warn_once.cache_clear()
+    yield tried
+    backends._load.cache_clear()
+
+
+def test_auto_broken_import_warns_once(imports):
+    with pytest.warns(RuntimeWarning, match=r"without the triton backend .*\(AttributeError: module"):
+        assert backends.resolve("auto", "polyline_scan", CUDA, torch.float32) is pytorch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backends.resolve("auto", "polyline_scan", CUDA, torch.float32) is pytorch
+    assert len([name for name in imports if name.endswith("triton")]) == 1
+
+
+def test_explicit_broken_import_raises(imports):
+    with pytest.raises(backends.BackendUnavailableError, match=r"cannot be imported \(AttributeError"):
+        backends.resolve("triton", "polyline_scan", CUDA, torch.float32)
+
+
+def test_auto_excluded_silent():
+    with warnings.catch_warnings(), backends.excluding("triton"):
+        warnings.simplefilter("error")
+        assert backends.resolve("auto", "polyline_scan", CUDA, torch.float32) is pytorch
