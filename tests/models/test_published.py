@@ -266,10 +266,10 @@ def test_weights_verify_logits(files, offline, capsys, monkeypatch):
     assert f"recorded checksum {expected:.9g}: agrees" in shown
 
 
-@pytest.mark.slow
-def test_weights_verify_segmentation(offline, capsys):
-    assert main(["weights", "--verify", ADE20K]) == 0
-    assert "output (1, 3, 96, 96)" in capsys.readouterr().out
+@pytest.mark.parametrize(("name", "shape"), [(ADE20K, (1, 3, 96, 96)), (COCO, (1, 3, 3, 512))])
+def test_weights_verify_dense(name, shape, offline, capsys):
+    assert main(["weights", "--verify", name]) == 0
+    assert f"output {shape}" in capsys.readouterr().out
 
 
 def test_weights_verify_other_checksum(capsys, monkeypatch):
@@ -292,6 +292,14 @@ def test_weights_verify_mistakes(cache, offline, capsys, monkeypatch):
         assert main(["weights", "--verify", name]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
+
+
+@pytest.mark.slow
+def test_predict_name_detection(offline, photo, tmp_path, capsys):
+    drawn = str(tmp_path / "drawn.png")
+    assert main(["predict", COCO, str(photo), "--json", "--out", drawn]) == 0
+    (prediction,) = json.loads(capsys.readouterr().out)
+    assert {one["class"] for one in prediction["instances"]} == {"thing 3"}
 
 
 @pytest.fixture

@@ -55,11 +55,10 @@ def find_pretrained(variant: str, pretrained: bool, options: dict[str, Any]) -> 
     if pretrained and (source := _source(variant, given, overlay)):
         named = source in published.PUBLISHED
         file = published.local_file(source, cache_dir=options.get("cache_dir")) if named else source
-        # What shapes do not tell of a file of the authors; other masks than "rmt" and "none" have the same weights.
-        told = {} if named else {key: options[key] for key in ("kinds", "mask") if key in options}
-        config, _, state = open_checkpoint(file).backbone_weights(
-            **{key: value for key, value in told.items() if value not in ("rmt", "none")}
-        )
+        # What the shapes in a file of the authors leave open; masks other than "rmt" and "none" have the same weights.
+        hints = {} if named else {key: options[key] for key in ("kinds", "mask") if key in options}
+        hints = {key: value for key, value in hints.items() if value not in ("rmt", "none")}
+        config, _, state = open_checkpoint(file).backbone_weights(**hints)
         arguments = {**config.differences(CONFIGS[variant]), "num_classes": config.num_classes}
         found = Pretrained(arguments, source, config, state)
         overlay.setdefault("num_classes", config.num_classes)
