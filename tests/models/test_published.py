@@ -16,12 +16,13 @@ import torch
 from authors_files import classification, detection_heads, in_cache, openmmlab, segmentation_heads
 from PIL import Image
 from timm.data import ImageNetInfo
+from timm.models import PretrainedCfg
 from transcription import TINY, ReleasedModel
 
 import ppma
 from ppma.data.preprocessing import Preprocessing
 from ppma.explore.subject import open_subject
-from ppma.models import CONFIGS, CheckpointError, PolylineBackbone, published
+from ppma.models import CONFIGS, CheckpointError, PolylineBackbone, pretrained, published
 from ppma.models.published import PUBLISHED, PublishedWeights
 from ppma.tasks.segmentation import upernet
 from ppma.tasks.verify import Verification, synthetic_image
@@ -158,12 +159,19 @@ def test_open_checkpoint_file_before_name(tmp_path, monkeypatch, offline):
 
 
 def test_open_checkpoint_packaged(tmp_path, monkeypatch):
-    """An entry without a repository is a file of the package."""
+    """An entry without a repository is a file of the package, with its own classes and preprocessing."""
     path = tmp_path / "nano.safetensors"
-    ppma.save_checkpoint(timm.create_model("ppma_nano", num_classes=3), path)
+    preprocessing = Preprocessing(32, "bilinear", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop_pct=1.0)
+    saved = timm.create_model("ppma_nano", num_classes=3, mask="v2h")
+    ppma.save_checkpoint(saved, path, preprocessing=preprocessing, classes=("a", "b", "c"))
     entry = PublishedWeights("ppma_nano.toy", "classification", "toy", "ppma_nano", 1, "", "", None, str(path), None)
     monkeypatch.setitem(published.PUBLISHED, entry.name, entry)
     assert ppma.load_checkpoint("ppma_nano.toy").num_classes == 3
+    monkeypatch.setattr(pretrained, "get_pretrained_cfg", lambda name: PretrainedCfg(tag="toy"))
+    model = timm.create_model("ppma_nano", pretrained=True)
+    assert model.config == saved.config
+    assert torch.equal(model.head.fc.weight, saved.head.fc.weight)
+    assert Preprocessing.from_timm(model.pretrained_cfg) == preprocessing
 
 
 def test_download(files, tmp_path, monkeypatch):

@@ -58,11 +58,14 @@ def find_pretrained(variant: str, pretrained: bool, options: dict[str, Any]) -> 
         # What the shapes in a file of the authors leave open; masks other than "rmt" and "none" have the same weights.
         hints = {} if named else {key: options[key] for key in ("kinds", "mask") if key in options}
         hints = {key: value for key, value in hints.items() if value not in ("rmt", "none")}
-        config, _, state = open_checkpoint(file).backbone_weights(**hints)
+        checkpoint = open_checkpoint(file)
+        config, _, state = checkpoint.backbone_weights(**hints)
         arguments = {**config.differences(CONFIGS[variant]), "num_classes": config.num_classes}
         found = Pretrained(arguments, source, config, state)
-        overlay.setdefault("num_classes", config.num_classes)
+        prepared = checkpoint.preprocessing.to_timm() if checkpoint.preprocessing else {}
+        overlay = {**prepared, "num_classes": config.num_classes, **overlay}
         overlay["state_dict"] = {"source": source}  # for timm, which copies it; `weights_filter` has the weights
+        options["pretrained_cfg_overlay"] = overlay
     channels = found.arguments.get("in_chans")
     if channels is not None and options.get("in_chans", channels) == channels:
         overlay["first_conv"] = None  # else timm would adapt it from three channels
