@@ -287,7 +287,9 @@ def change_tensors(content, rng):
     contents = torch.load(io.BytesIO(content), weights_only=True)
     key = next((key for key in ("model_ema", "model", "state_dict") if key in contents), None)
     if "meta" in contents and rng.random() < 0.5:
-        changed = {**contents, "meta": rng.choice((mutate_json, change_state))(contents["meta"], rng)}
+        tensors = {rng.choice(("CLASSES", "PALETTE")): torch.zeros(3, 3)}
+        meta = contents["meta"] | tensors if rng.random() < 0.2 else mutate_json(contents["meta"], rng)
+        changed = {**contents, "meta": meta}
     else:
         changed = change_state(contents, rng) if key is None else {**contents, key: change_state(contents[key], rng)}
     buffer = io.BytesIO()

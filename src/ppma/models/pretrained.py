@@ -101,8 +101,13 @@ def weights_filter(
         own = model.state_dict()
         state = {name: tensor for name, tensor in own.items() if name.startswith(_NORMS)} | in_our_names(state)
 
-        def fixed(name: str) -> bool:  # timm adapts the other layers to num_classes and in_chans
-            return not name.startswith(_HEAD if features_only else f"{CLASSIFIER}.") and not name.startswith(FIRST_CONV)
+        source, config = found.config, model.config
+        adapted = [_HEAD] if features_only else []  # timm fits these layers to num_classes and in_chans
+        adapted += [f"{CLASSIFIER}."] if source is None or source.num_classes != config.num_classes else []
+        adapted += [f"{FIRST_CONV}."] if source is None or source.in_chans != config.in_chans else []
+
+        def fixed(name: str) -> bool:
+            return not name.startswith(tuple(adapted))
 
         select_weights(
             {name: tensor for name, tensor in own.items() if fixed(name)},
