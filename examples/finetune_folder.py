@@ -49,7 +49,7 @@ def tune(data: Path, out: Path, steps: int, size: int, init: Path | None) -> flo
         "workers": 0,
     }
     assignments = [f"{key}={value}" for key, value in changes.items()]
-    return train("folder_finetune", out, assignments=assignments, tensorboard=False)["val_top1"]
+    return train("folder_finetune", out, assignments=assignments)["val_top1"]
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         # Counted steps redraw the line themselves: a thread would disturb what they measure.
-        if self.total is None and sys.stderr.isatty():
+        if self.total is None and _is_terminal():
             threading.Thread(target=self._redraw, daemon=True).start()
         return self
 
@@ -53,7 +53,7 @@ class Progress:
         """
         self.done += 1
         now = time.monotonic()
-        if now - self._begun >= _DELAY and now - self._drawn >= _INTERVAL and sys.stderr.isatty():
+        if now - self._begun >= _DELAY and now - self._drawn >= _INTERVAL and _is_terminal():
             self._draw(note)
 
     def _redraw(self) -> None:
@@ -85,6 +85,16 @@ def track(items: Collection[Item], title: str) -> Iterator[Item]:
         for item in items:
             yield item
             progress.advance()
+
+
+def announce(text: str) -> None:
+    """Print a line about what starts now, for work that has a progress bar of its own."""
+    if _is_terminal():
+        print(text, file=sys.stderr)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _write(line: str) -> None:

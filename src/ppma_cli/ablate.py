@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE",
         help="a recipe name (see `ppma recipes`), such as digits_ablation, or a YAML file",
     )
-    parser.add_argument("--masks", default=",".join(choices.MASKS), help="comma-separated mask names (default: all)")
+    parser.add_argument(
+        "--masks",
+        default=",".join(choices.MASKS),
+        help="comma-separated mask names (default: all); 2d-linear: the 2d mask with linear attention in all stages",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="runs per mask (default: %(default)s)")
     parser.add_argument("--out", help="output folder for the runs and the table (default: runs/RECIPE)")
     add_settings(parser)
@@ -26,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train with each mask and several seeds and print one table; finished runs are reused."""
     from ppma.engine.errors import StoppedError
     from ppma.tasks import registry
-    from ppma.tasks.classification.ablation import Ablation
+    from ppma.tasks.ablation import Ablation
 
     show_warnings_in_one_line()
     config = registry.load_config(arguments.recipe, arguments.assignments)

@@ -2,7 +2,7 @@
 
 MASKS = ("none", "rmt", "cross", "hilbert", "v2h", "2d", "shared")
 FORMULATIONS = ("paper", "release")
-ATTENTION_KINDS = ("full", "criss_cross")
+ATTENTION_KINDS = ("full", "criss_cross", "linear", "decomposed")
 AMP = ("none", "bf16", "fp16")
 PATHS = ("v2h", "h2v")
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")

@@ -17,7 +17,7 @@ _SUFFIXES = (".onnx", ".pt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a registered name or a weight file")
+    parser.add_argument("model", metavar="MODEL", help="a registered name, a weight file or a published name")
     parser.add_argument("target", metavar="OUT", help="FILE.onnx, or FILE.pt2 for a torch.export program")
     add_changes(parser)
     parser.add_argument(

@@ -14,11 +14,13 @@ _LARGEST = 1 << 16  # pixels
 
 
 def add_subject(parser: argparse.ArgumentParser, *, default: str) -> None:
-    """Add `--checkpoint` and `--model`, an architecture with random weights."""
+    """Add `--checkpoint` and `--model`."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--checkpoint", type=Path, help="weights from `ppma train`, `ppma demo` or the authors")
+    which.add_argument("--checkpoint", type=Path, help="a weight file, or a name that `ppma weights` lists")
     which.add_argument(
-        "--model", default=default, help="an architecture with random weights, such as ppma_nano (default: %(default)s)"
+        "--model",
+        default=default,
+        help="an architecture with random weights, such as ppma_nano, or published weights (default: %(default)s)",
     )
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ppma.bench.high_resolution import FORMS, GRID, attention_call, peak
+from ppma.bench.high_resolution import FORMS, GRID, attention_call, kinds_table, peak
+from ppma.layers.attention import ATTENTION_KINDS
 
 MATRIX = (GRID[0] * GRID[1]) ** 2 * 4  # bytes of one N x N matrix in float32
 
@@ -18,3 +19,9 @@ def test_high_resolution_forms_agree():
 def test_high_resolution_peak_memory(training):
     assert peak("operator", training=training, heads=1) < MATRIX / 2
     assert peak("dense", training=training, heads=1) > 2 * MATRIX
+
+
+def test_kinds_table():
+    lines = kinds_table(sides=(4, 6), rounds=1).splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2:]] == list(ATTENTION_KINDS)
+    assert all(float(cell) > 0 for line in lines[2:] for cell in line.strip("|").split("|")[1:])

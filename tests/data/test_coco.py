@@ -359,6 +359,26 @@ def test_augment_boxes_follow_masks(scenes):
     assert {48, 64, 80} <= sides
 
 
+def test_augment_long_side_before_crop(monkeypatch):
+    """The long side is limited in the scaling before a crop too: 20 x 200 becomes 10 x 100, not 60 x 600."""
+    seen = []
+    make_params = RandomSizeCrop.make_params
+
+    def record(self, flat_inputs):
+        seen.append(tuple(flat_inputs[0].shape[1:]))
+        return make_params(self, flat_inputs)
+
+    monkeypatch.setattr(RandomSizeCrop, "make_params", record)
+    augment = CocoAugmentConfig(short_sides=(60,), long_side=100, crop_short_sides=(60,), crop_sides=(5, 8))
+    transform = train_transform(augment)
+    torch.manual_seed(0)
+    for _ in range(8):
+        boxes = tv_tensors.BoundingBoxes([[2.0, 2, 190, 18]], format="XYXY", canvas_size=(20, 200))
+        target = {"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64)}
+        transform(tv_tensors.Image(torch.zeros(3, 20, 200, dtype=torch.uint8)), target)
+    assert set(seen) == {(10, 100)}
+
+
 def test_random_size_crop_sides():
     crop = RandomSizeCrop((20, 30))
     image = tv_tensors.Image(torch.zeros(3, 25, 90))

@@ -1,9 +1,11 @@
-"""Images from where they lie, and what is said about those that are not right."""
+"""Data sets of labelled images, and the messages about malformed ones."""
 
+import dataclasses
 import gzip
 import io
 import struct
 import tarfile
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -20,7 +22,6 @@ from ppma.data.images import (
     train_transform,
 )
 from ppma.data.preprocessing import Preprocessing
-from ppma.data.readers import split_folder
 from ppma.data.source import stratified
 
 
@@ -113,7 +114,51 @@ def test_folder_missing(folder):
     with pytest.raises(ValueError, match="expected a folder, found none at"):
         open_images(ImageDataConfig(root=str(folder / "nowhere")), "train")
     with pytest.raises(ValueError, match="expected a folder 'test'"):
-        split_folder(str(folder), "test")
+        open_images(ImageDataConfig(root=str(folder)), "test")
+
+
+@pytest.fixture
+def unsplit(tmp_path):
+    """Twenty images of one class and ten of another, in class folders alone."""
+    for name, count in (("ant", 20), ("bee", 10)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("layout", ["classes", "train"])
+def test_folder_without_validation_is_split(unsplit, layout):
+    root = unsplit
+    if layout == "train":
+        root = unsplit.parent / "root"
+        root.mkdir()
+        unsplit.rename(root / "train")
+    data = ImageDataConfig(root=str(root), val_fraction=0.2)
+    train = open_images(data, "train")
+    with pytest.warns(UserWarning, match=r"no folder 'val' in .*: validating on 6 of 30 .*split of 20% with seed 0"):
+        val = open_images(data, "val")
+    assert (train.classes, val.classes) == (("ant", "bee"), ("ant", "bee"))
+    assert (Counter(train.labels()), Counter(val.labels())) == ({0: 16, 1: 8}, {0: 4, 1: 2})
+    assert not set(train.indices) & set(val.indices)
+    assert len(open_training_images(dataclasses.replace(data, train_fraction=0.5))) == 12
+
+
+def test_folder_split_is_reproducible(unsplit):
+    data = ImageDataConfig(root=str(unsplit))
+    with pytest.warns(UserWarning, match="validating on 3 of 30"):
+        assert open_images(data, "val").indices == open_images(data, "val").indices
+
+
+def test_folder_split_too_small(unsplit):
+    with pytest.raises(ValueError, match=r"data.val_fraction: 0.01 of 30 images leaves none to validate on"):
+        open_images(ImageDataConfig(root=str(unsplit), val_fraction=0.01), "val")
+
+
+def test_folder_with_test_images_alone(unsplit):
+    unsplit.rename(unsplit.parent / "test")
+    with pytest.raises(ValueError, match="expected a folder 'train'"):
+        open_images(ImageDataConfig(root=str(unsplit.parent)), "train")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty"])

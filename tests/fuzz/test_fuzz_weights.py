@@ -26,8 +26,8 @@ from ppma.data.segmentation import SegmentationDataConfig
 from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone
 from ppma.models.loading import load_classifier, save_checkpoint
 from ppma.tasks.dense.weights import save_model
-from ppma.tasks.detection.config import DetectionConfig
-from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN
+from ppma.tasks.detection.config import DetectionConfig, DetectorConfig
+from ppma.tasks.detection.model import PolylineMaskRCNN
 from ppma.tasks.detection.weights import load_detector
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet
@@ -78,6 +78,13 @@ def mmdetection():
     """The backbone of a detector in MMDetection's layout, between heads that we do not build."""
     state = {f"backbone.{name}": tensor for name, tensor in authors(task="detection").items()}
     return {"state_dict": {**state, "roi_head.bbox_head.fc_cls.weight": torch.zeros(4, 8)}}
+
+
+def mask_rcnn():
+    """A Mask R-CNN in MMDetection's layout."""
+    heads = _from("tasks/detection/mmdetection_reference.py").random_heads(DIMS, 3, channels=4, box_channels=4)
+    backbone = {f"backbone.{name}": tensor for name, tensor in authors(task="detection").items()}
+    return {"state_dict": backbone | heads, "meta": {"CLASSES": ("a", "b", "c")}}
 
 
 def dense_backbone():
@@ -136,6 +143,7 @@ FILES = {
     "authors.pth": (torch_file(lambda: {"model": authors(), "epoch": 3}), load_authors),
     "mmsegmentation.pth": (torch_file(mmsegmentation), lambda path: load_segmenter(path, kinds=KINDS)[0]),
     "mmdetection.pth": (torch_file(mmdetection), load_authors),
+    "mask_rcnn.pth": (torch_file(mask_rcnn), lambda path: load_detector(path, kinds=KINDS)[0]),
 }
 
 

@@ -63,6 +63,59 @@ def test_forward_reference(mask, kind, formulation, grid):
     torch.testing.assert_close(attention(x), expected)
 
 
+def factors(kind, q, k):
+    """S1 (N x d) and S2 (d x N), written out."""
+    q, k = q.flatten(2, 3), k.flatten(2, 3)
+    if kind == "decomposed":
+        return q.softmax(-1), k.softmax(-2).mT
+    phi_q, phi_k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
+    return phi_q / (phi_q @ phi_k.mT).sum(-1, keepdim=True), phi_k.mT
+
+
+@pytest.mark.parametrize("grid", [(3, 4), (1, 5), (4, 1)])
+@pytest.mark.parametrize("formulation", COMBINE)
+@pytest.mark.parametrize("kind", ["linear", "decomposed"])
+@pytest.mark.parametrize("mask", PATHS)
+def test_forward_low_rank(mask, kind, formulation, grid):
+    """`((S1 S2) * L) v` of the paper's appendix; in the release's formulation each path's weights sum to 1."""
+    attention = module(mask=mask, kind=kind, formulation=formulation, rope=True)
+    x = torch.randn(2, *grid, 12, dtype=torch.float64)
+    q, k, v = heads(attention, x)
+    cos, sin = (table.view(*grid, 3) for table in rotary_table(*grid, 6, CPU))
+    s1, s2 = factors(kind, rotate(q, cos, sin), rotate(k, cos, sin))
+    paths = ["v2h", "h2v"] if PATHS[mask] == "2d" else [PATHS[mask]]
+    maps = [(s1 @ s2) * reference.polyline_mask(*log_decays(attention, x), paths=path) for path in paths]
+    if formulation == "release":
+        maps = [weights / weights.sum(-1, keepdim=True) / len(paths) for weights in maps]
+    out = (sum(maps) @ v.flatten(2, 3)).unflatten(2, grid)
+    torch.testing.assert_close(attention(x), attention.proj(merge(out)))
+
+
+@pytest.mark.parametrize("formulation", COMBINE)
+@pytest.mark.parametrize("kind", ["full", "linear", "decomposed"])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_forward_valid(prefix, kind, formulation):
+    """What invalid tokens hold is never read; a valid mask of all tokens changes nothing."""
+    attention = module(kind=kind, formulation=formulation, local_kernel=3)
+    x = torch.randn(2, prefix + 12, 12, dtype=torch.float64)
+    valid = torch.ones(2, 3, 4, dtype=torch.bool)
+    torch.testing.assert_close(attention(x, grid=(3, 4), valid=valid), attention(x, grid=(3, 4)))
+    valid[0, 1:, 2:] = False
+    valid[1] = False
+    hidden = torch.nn.functional.pad(~valid.flatten(1), (prefix, 0))
+    other = torch.where(hidden[..., None], torch.randn_like(x), x)
+    # Decays of invalid tokens still lie on paths: none, so that nothing but keys and values is left of them.
+    attention.decay.weight.data.zero_()
+    outs = [attention(tokens, grid=(3, 4), valid=valid)[~hidden] for tokens in (x, other)]
+    torch.testing.assert_close(*outs)
+    assert torch.isfinite(attention(x, grid=(3, 4), valid=valid)).all()
+
+
+def test_forward_wrong_valid():
+    with pytest.raises(ValueError, match=r"^valid: expected torch.bool of shape \(2, 3, 4\)"):
+        module()(torch.randn(2, 3, 4, 12, dtype=torch.float64), valid=torch.ones(2, 4, 3, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("formulation", COMBINE)
 @pytest.mark.parametrize("kind", ["full", "criss_cross"])
 @pytest.mark.parametrize("mask", ["cross", "hilbert"])

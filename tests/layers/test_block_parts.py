@@ -50,6 +50,17 @@ def test_block_formula():
     torch.testing.assert_close(block(x), y)
 
 
+@pytest.mark.parametrize("formulation", ["paper", "release"])
+@pytest.mark.parametrize("kind", ["full", "criss_cross", "linear", "decomposed"])
+def test_block_valid_is_cropping(kind, formulation):
+    """Rows of padding at the bottom, whatever they hold: the raster indices of the others stay the same."""
+    block = PolylineBlock(16, 2, kind=kind, formulation=formulation).double().eval()
+    x = torch.randn(2, 6, 5, 16, dtype=torch.float64)
+    valid = torch.zeros(2, 6, 5, dtype=torch.bool)
+    valid[:, :4] = True
+    torch.testing.assert_close(block(x, valid=valid)[:, :4], block(x[:, :4]))
+
+
 def test_block_drop_path():
     block = PolylineBlock(16, 2, drop_path=1.0 - 1e-9)
     x = torch.randn(4, 3, 4, 16)

@@ -17,7 +17,7 @@ def build(name, grid, heads=2, dtype=torch.float64, seed=0):
     if name == "none":
         return masks.none(grid)
     if name == "rmt":
-        return masks.rmt(masks.rmt_log_decay(heads, 4), grid)
+        return masks.rmt(masks.rmt_log_decay(heads, 4).to(dtype), grid)
     kind = masks.KINDS[name]
     return kind.build(log_alpha, log_alpha if kind.learned == 1 else log_beta)
 
@@ -44,6 +44,22 @@ def test_polyline_mask_against_general_form(name, combine):
         fused = getattr(mask, method)(q, k, v, combine=combine)
         general = getattr(masks.StructuredMask, method)(mask, q, k, v, combine=combine)
         torch.testing.assert_close(fused, general)
+    fused = mask.decomposed(q.exp(), k.exp(), v, combine=combine)
+    torch.testing.assert_close(fused, masks.StructuredMask.decomposed(mask, q.exp(), k.exp(), v, combine=combine))
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+@pytest.mark.parametrize("method", ["attention", "criss_cross"])
+def test_valid_against_general_form(method, combine):
+    """Rows without valid keys, and NaN at invalid ones."""
+    mask, (q, k, v) = build("2d", (4, 5)), torch.randn(3, 3, 2, 4, 5, 4, dtype=torch.float64)
+    valid = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)) < 0.5
+    valid[1], valid[2, 2] = False, False
+    k = k.masked_fill(~valid[:, None, ..., None], torch.nan)
+    fused = getattr(mask, method)(q, k, v, combine=combine, valid=valid)
+    general = getattr(masks.StructuredMask, method)(mask, q, k, v, combine=combine, valid=valid)
+    assert (fused[1] == 0).all()
+    torch.testing.assert_close(fused, general)
 
 
 @pytest.mark.parametrize("name", ["cross", "hilbert"])

@@ -39,6 +39,52 @@ def openmmlab(heads: dict, arch: Architecture, classes: tuple[str, ...], palette
     }
 
 
+def segmentation_heads(dims: tuple[int, ...], classes: int, channels: int = 8) -> dict:
+    """Both heads of a UPerNet with MMSegmentation's names, of few channels."""
+    generator = torch.Generator().manual_seed(1)
+    state = {}
+
+    def module(name: str, fan_in: int, kernel: int = 1) -> None:
+        state[f"{name}.conv.weight"] = torch.randn(channels, fan_in, kernel, kernel, generator=generator) / fan_in
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            state[f"{name}.bn.{part}"] = 1 + torch.rand(channels, generator=generator)
+        state[f"{name}.bn.num_batches_tracked"] = torch.tensor(3)
+
+    for index in range(4):
+        module(f"decode_head.psp_modules.{index}.1", dims[3])
+    module("decode_head.bottleneck", dims[3] + 4 * channels, 3)
+    for index in range(3):
+        module(f"decode_head.lateral_convs.{index}", dims[index])
+        module(f"decode_head.fpn_convs.{index}", channels, 3)
+    module("decode_head.fpn_bottleneck", 4 * channels, 3)
+    module("auxiliary_head.convs.0", dims[2], 3)
+    for head in ("decode_head", "auxiliary_head"):
+        state[f"{head}.conv_seg.weight"] = torch.randn(classes, channels, 1, 1, generator=generator)
+        state[f"{head}.conv_seg.bias"] = torch.randn(classes, generator=generator)
+    return state
+
+
+def detection_heads(dims: tuple[int, ...], classes: int = 80, channels: int = 256) -> dict:
+    """Neck and heads of a Mask R-CNN with MMDetection's names."""
+    shapes = {
+        **{f"neck.lateral_convs.{i}.conv": (channels, dim, 1, 1) for i, dim in enumerate(dims)},
+        **{f"neck.fpn_convs.{i}.conv": (channels, channels, 3, 3) for i in range(4)},
+        "rpn_head.rpn_conv": (channels, channels, 3, 3),
+        "rpn_head.rpn_cls": (3, channels, 1, 1),
+        "rpn_head.rpn_reg": (12, channels, 1, 1),
+        "roi_head.bbox_head.shared_fcs.0": (1024, channels * 49),
+        "roi_head.bbox_head.shared_fcs.1": (1024, 1024),
+        "roi_head.bbox_head.fc_cls": (classes + 1, 1024),
+        "roi_head.bbox_head.fc_reg": (4 * classes, 1024),
+        **{f"roi_head.mask_head.convs.{i}.conv": (channels, channels, 3, 3) for i in range(4)},
+        "roi_head.mask_head.upsample": (channels, channels, 2, 2),
+        "roi_head.mask_head.conv_logits": (classes, channels, 1, 1),
+    }
+    generator = torch.Generator().manual_seed(2)
+    weights = {f"{name}.weight": 0.01 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return weights | {f"{name}.bias": torch.zeros(shape[0]) for name, shape in shapes.items()}
+
+
 def in_cache(cache: Path, name: str, contents: object) -> Path:
     """Write the file of published weights into a cache of huggingface_hub, as a download would."""
     weights = PUBLISHED[name]

@@ -199,6 +199,17 @@ def test_save_checkpoint_round_trip(options, tmp_path):
         ppma.load_checkpoint(tmp_path / "m.safetensors", num_classes=4)
 
 
+def test_load_checkpoint_timm_script(tmp_path):
+    """Checkpoints of timm's train.py: weights, their average, and arguments."""
+    model, average = (timm.create_model("ppma_nano", mask="v2h", num_classes=3) for _ in range(2))
+    contents = {"arch": "ppma_nano", "state_dict": model.state_dict(), "args": argparse.Namespace(lr=1.0)}
+    path = save(tmp_path / "last.pth.tar", {**contents, "state_dict_ema": average.state_dict()})
+    for ema, expected in ((None, average), (False, model)):
+        loaded = ppma.load_checkpoint(path, ema=ema)
+        assert loaded.config == model.config
+        assert torch.equal(loaded.head.fc.weight, expected.head.fc.weight)
+
+
 def test_load_checkpoint_authors_safetensors(toy, tmp_path):
     safetensors.torch.save_file(toy, tmp_path / "best.safetensors")
     assert torch.equal(ppma.load_checkpoint(tmp_path / "best.safetensors", kinds=KINDS).head.fc.bias, toy["head.bias"])

@@ -30,6 +30,16 @@ def test_dense_operators(name, combine, paths, grid):
     assert dense[0].movedim(1, -2).is_contiguous()
 
 
+@pytest.mark.parametrize("paths", ["v2h", "h2v", "2d"])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_dense_linear_attention(grid, paths):
+    operator = torch.ops.ppma.linear_attention.default
+    arguments = (*inputs(grid), paths, "torch")
+    dense = decompositions.table()[operator](*arguments)
+    torch.testing.assert_close(dense, operator(*arguments))
+    assert dense.movedim(1, -2).is_contiguous()
+
+
 @pytest.mark.parametrize("name", ["polyline_attention", "criss_cross_attention"])
 def test_dense_half_precision(name):
     operator = getattr(torch.ops.ppma, name).default

@@ -1,4 +1,6 @@
-"""What the packaged recipes of classification and segmentation train."""
+"""What the packaged recipes train."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from ppma.data.segmentation import SegmentationImages
 from ppma.models import CONFIGS
 from ppma.tasks.registry import load_config
 
-OF_THE_AUTHORS = [name for name in recipes.names() if name.startswith(("imagenet", "ade20k", "cityscapes"))]
+OF_THE_AUTHORS = [name for name in recipes.names() if name.startswith(("imagenet", "ade20k", "cityscapes", "coco"))]
 
 
 @pytest.mark.parametrize("name", OF_THE_AUTHORS)
@@ -23,7 +25,8 @@ def test_formulation(name):
     assert backbone.mask == ("rmt" if "_rmt_" in name else "2d")
     assert ("never trained" in recipes.description(name)) == paper
     if paper:
-        trained = load_config(name.removesuffix("_paper"), ["model_args.formulation=paper"])
+        changes = ["model_args.formulation=paper", *([f"init={config.init}"] if "coco" in name else [])]
+        trained = load_config(name.removesuffix("_paper"), changes)
         assert config == trained
 
 
@@ -56,6 +59,11 @@ def test_ade20k_equals_cityscapes_but_for_the_data():
             "_authors_upernet",
             {"amp": "none", "weight_decay_groups": "authors", "loss_mean": "all", "antialias": False},
         ),
+        (
+            "coco_maskrcnn_ppma_small_3x",
+            "_authors_maskrcnn",
+            {"amp": "none", "weight_decay_groups": "authors", "sync_batch_norm": False},
+        ),
     ],
 )
 def test_authors_base(tmp_path, recipe, base, expected):
@@ -67,6 +75,27 @@ def test_authors_base(tmp_path, recipe, base, expected):
     found = {key: getattr(part, key) for part in sections for key in expected if hasattr(part, key)}
     assert found == expected
     assert (config.model_args, config.lr, config.schedule.name) == (before.model_args, before.lr, before.schedule.name)
+
+
+def switches():
+    """The keys in the last column of the table of switches in docs/deviations.md, with the data sets of their rows."""
+    page = (Path(__file__).parents[2] / "docs" / "deviations.md").read_text()
+    table = page.partition("## With a switch")[2].partition("## Without")[0]
+    for row in [line for line in table.splitlines() if line.startswith("|")][2:]:
+        topic, *_, key = row.strip("| ").split(" | ")
+        for recipe, words in {
+            "imagenet_ppma_base": ("ImageNet",),
+            "ade20k_upernet_ppma_tiny": ("ADE20K", "segmentation", "dense"),
+            "coco_maskrcnn_ppma_tiny_1x": ("COCO", "dense"),
+        }.items():
+            if any(word in topic for word in words):
+                yield recipe, key.strip("`").replace(": ", "=")
+
+
+@pytest.mark.parametrize(("recipe", "switch"), list(switches()))
+def test_deviations_page_switch(recipe, switch):
+    """Each switch of the page exists and is on our side in the recipe."""
+    assert load_config(recipe, [switch]) != load_config(recipe)
 
 
 def test_data_of_recipes_reads_a_tree(tmp_path):

@@ -13,7 +13,6 @@ from ppma.data.arrays import digits
 from ppma.data.source import check_classes
 from ppma.engine.logging import read_rows
 from ppma.models.loading import load_classifier
-from ppma.tasks.classification.ablation import PAPER
 from ppma.tasks.classification.task import ClassificationMetrics
 from ppma.tasks.run import train
 from ppma_cli import main
@@ -129,7 +128,7 @@ def test_imagenet_recipe_trains(folder, tmp_path):
         *(f"data.root={folder}", "data.image_size=64", "batch_size=4", "workers=1"),
         *("model=ppma_nano", "epochs=null", "steps=2", "log_steps=1"),
     )
-    summary = train("imagenet_ppma_tiny", tmp_path / "run", assignments=changes, tensorboard=False)
+    summary = train("imagenet_ppma_tiny", tmp_path / "run", assignments=changes)
     assert summary["val_count"] == 6
     rows = read_rows(tmp_path / "run" / "metrics.csv")
     assert all(np.isfinite(row["train_loss"]) for row in rows)
@@ -151,75 +150,13 @@ def test_train_memorises_few_images(tmp_path):
         *("ema=null", "label_smoothing=0", "model_args.drop_path_rate=0"),
         *("schedule.name=constant", "schedule.warmup_epochs=0"),
     )
-    train("digits_nano", tmp_path, assignments=changes, tensorboard=False)
+    train("digits_nano", tmp_path, assignments=changes)
     losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
     assert losses[0] > 1.5
     assert losses[-1] < 0.25
 
 
 @pytest.mark.usefixtures("_quick_timing")
-def test_ablation_command(tmp_path, capsys):
-    changes = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
-    command = ["ablate", "digits_ablation", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*command, *changes]) == 0
-    table = capsys.readouterr().out
-    assert "| none | 915,194 |" in table
-    assert "| 14.34 | 2.71 | 1034 | 82.6 |" in table
-    before = (tmp_path / "2d" / "seed0" / "summary.json").stat().st_mtime_ns
-    assert main([*command, *changes]) == 0  # finished runs stay
-    assert (tmp_path / "2d" / "seed0" / "summary.json").stat().st_mtime_ns == before
-    results = json.loads((tmp_path / "ablation.json").read_text())["results"]
-    assert [result["mask"] for result in results] == ["none", "2d"]
-    assert set(PAPER) == set(ppma.masks.KINDS)
-    assert main([*command, *changes, "lr=0.1"]) == 2  # not what these runs were trained with
-    assert "was trained with another configuration (lr: 0.0015 -> 0.1)" in capsys.readouterr().err
-    assert main(["ablate", "digits_ablation", "--masks", "2dd"]) == 2
-    assert "did you mean '2d'?" in capsys.readouterr().err
-
-
-@pytest.fixture
-def _quick_timing(monkeypatch):
-    monkeypatch.setattr("ppma.tasks.classification.ablation.THROUGHPUT_BATCH", 1)
-
-
-ABLATION = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "data.test_split=null")
-
-
-@pytest.mark.usefixtures("_quick_timing")
-def test_ablation_custom_mask(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.KINDS["2d"])
-    command = ["ablate", "digits_ablation", "--masks", "own", "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*command, *ABLATION]) == 0
-    assert "| own | 915,718 |" in capsys.readouterr().out
-    (row,) = (line for line in (tmp_path / "ablation.md").read_text().splitlines() if line.startswith("| own"))
-    assert row.endswith("| – | – | – | – |")
-
-
-@pytest.mark.usefixtures("_quick_timing")
-def test_ablation_checks_masks_first(tmp_path, capsys, monkeypatch):
-    def broken(*_):
-        raise ValueError("own mask: expected a square grid")
-
-    monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.MaskKind(learned=2, build=broken))
-    command = ["ablate", "digits_ablation", "--masks", "2d,own", "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*command, *ABLATION]) == 2
-    assert "own mask: expected a square grid" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("_quick_timing")
-def test_ablation_keeps_finished_runs(tmp_path, capsys):
-    (tmp_path / "2d" / "seed0").mkdir(parents=True)
-    (tmp_path / "2d" / "seed0" / "best.safetensors").write_bytes(b"somebody's work")
-    command = ["ablate", "digits_ablation", "--masks", "none,2d", "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*command, *ABLATION]) == 2
-    shown = capsys.readouterr()
-    assert "| none | 915,194 |" in shown.out
-    assert "2d/seed0 holds best.safetensors, but no checkpoint" in shown.err
-    results = json.loads((tmp_path / "ablation.json").read_text())["results"]
-    assert [result["mask"] for result in results] == ["none"]
-
-
 def test_train_deterministic_files(tmp_path):
     for name in ("a", "b"):
         train("digits_nano", tmp_path / name, assignments=[*SHORT, "data.train_fraction=0.02"])
@@ -259,6 +196,7 @@ def test_train_command_invalid_recipe(tmp_path, capsys, command, content, messag
         ("data.image_size=1000000", "expected images resized to at most 4096 pixels, got 1000000.0"),
         ("data.crop_pct=1e-9", "expected images resized to at most 4096 pixels, got 3"),
         ("augment.auto_augment=foo", "augment: expected settings that timm accepts: Unknown AA policy foo"),
+        ("augment.scale=[2,3]", "augment.scale: expected fractions of the image's area, at most 1, got (2.0, 3.0)"),
         ("augment.mixup=-1", "augment.mixup: expected 0 or more, got -1.0"),
         ("optimizer.name=adahessian", "optimizer.name: expected a first-order optimizer"),
         ("optimizer.name=fusedadam", "optimizer: fusedadam is not available: "),
@@ -333,7 +271,7 @@ def test_finetune_120_images_with_ema(tmp_path):
         *("lr=1e-3", "augment.scale=[0.7,1.0]", "eval_epochs=20"),
     )
     accuracy = [
-        train("folder_finetune", tmp_path / name, assignments=[*changes, *ema], tensorboard=False)["val_top1"]
+        train("folder_finetune", tmp_path / name, assignments=[*changes, *ema])["val_top1"]
         for name, ema in (("ema", ()), ("raw", ("ema=null",)))
     ]
     assert min(accuracy) > 90

@@ -12,8 +12,8 @@ from ppma.data.segmentation import SegmentationDataConfig
 from ppma.models import BackboneConfig, PolylineBackbone
 from ppma.models import export as exporting
 from ppma.tasks.dense.weights import save_model
-from ppma.tasks.detection.config import DetectionConfig
-from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN
+from ppma.tasks.detection.config import DetectionConfig, DetectorConfig
+from ppma.tasks.detection.model import PolylineMaskRCNN
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, MainScores, UPerNet
 from ppma.tasks.segmentation.weights import load_segmenter

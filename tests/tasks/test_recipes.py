@@ -7,6 +7,7 @@ from ppma import recipes
 from ppma.config import ConfigError
 from ppma.engine.optim import make_ema, make_optimizer
 from ppma.models import CONFIGS
+from ppma.tasks.detection import DetectorConfig
 from ppma.tasks.registry import load_config, make_task
 
 DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4}  # of the paper
@@ -22,14 +23,15 @@ def test_recipe_valid(name):
         assert config.model in name
         assert config.model_args["drop_path_rate"] == DROP_PATH[config.model.split("_")[1]]
     if family in ("coco", "ade20k", "cityscapes"):
-        assert config.init == f"runs/imagenet_{config.model}/best.safetensors"
+        assert config.init == f"runs/imagenet_{config.model}{'_paper' * name.endswith('_paper')}/best.safetensors"
 
 
 def test_recipes_paper_complete():
     sizes = [f"{family}_{size}" for family in ("ppma", "rmt") for size in DROP_PATH]
     papers = {f"{data}_{model}" for data in ("imagenet", "ade20k_upernet", "cityscapes_upernet") for model in sizes}
     papers |= {f"imagenet_ppma_{size}_paper" for size in DROP_PATH}
-    papers |= {f"coco_maskrcnn_ppma_{size}_{schedule}" for size in DROP_PATH for schedule in ("1x", "3x")}
+    papers |= {f"coco_maskrcnn_{model}_{schedule}" for model in sizes for schedule in ("1x", "3x")}
+    papers |= {f"coco_maskrcnn_ppma_{size}_1x_paper" for size in DROP_PATH}
     assert papers <= set(recipes.names())
 
 
@@ -45,7 +47,7 @@ def test_recipes_3x_inherits_1x():
     assert (long.epochs, long.schedule.milestones) == (36, (27, 33))
     assert long.schedule.warmup_steps == short.schedule.warmup_steps == 500
     assert (long.augment.crop_short_sides, short.augment.crop_short_sides) == ((400, 500, 600), ())
-    assert long.detector == short.detector
+    assert long.detector == short.detector == DetectorConfig.mmdetection()
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
-"""Peak memory of full attention at detection resolution: the operator and the dense formulation.
+"""Attention at high resolution: peak memory beside the dense formulation, and time of each kind on growing grids.
 
 An image of 800 x 1333 is padded to 800 x 1344, so the third stage of PPMA-T, the first with full attention, has a
-grid of 50 x 84 = 4,200 tokens. `python -m ppma.bench.high_resolution` prints the table of the documentation.
+grid of 50 x 84 = 4,200 tokens. `python -m ppma.bench.high_resolution` prints the tables of the documentation.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 import ppma
+from ppma.layers.attention import ATTENTION_KINDS, PolylineAttention
 from ppma.measure import memory
+from ppma.measure.timing import interleave
 
 GRID, HEADS, HEAD_DIM = (50, 84), 8, 32
 FORMS = ("operator", "dense")
@@ -71,5 +74,24 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def kinds_table(sides: Sequence[int] = (32, 64, 128), rounds: int = 5) -> str:
+    """Milliseconds of a forward pass of `PolylineAttention` (64 channels, 4 heads, one image) by kind and grid side."""
+    lines = [
+        "| kind | " + " | ".join(f"{side} x {side}" for side in sides) + " |",
+        "| --- |" + " ---: |" * len(sides),
+    ]
+    torch.manual_seed(0)
+    layers = {kind: PolylineAttention(64, 4, kind=kind).eval() for kind in ATTENTION_KINDS}
+    medians: dict[str, list[float]] = {kind: [] for kind in layers}
+    for side in sides:
+        x = torch.randn(1, side, side, 64)
+        with torch.inference_mode():
+            timings = interleave({kind: partial(layer, x) for kind, layer in layers.items()}, rounds=rounds)
+        for kind, column in medians.items():
+            column.append(1e3 * timings.median(kind))
+    lines += [f"| {kind} | " + " | ".join(f"{ms:.1f}" for ms in column) + " |" for kind, column in medians.items()]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(), kinds_table(), sep="\n\n")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ppma.data.source import ArrayImages, ImageSource, Subset, stratified
+from ppma.data.source import SPLIT_SEED, ArrayImages, ImageSource, Subset, stratified
 
 DIGIT_SPLITS = {"train": 0.7, "val": 0.1, "test": 0.2}
-_SPLIT_SEED = 0  # the split does not depend on the seed of a run
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -42,7 +41,7 @@ def digits(split: str) -> ImageSource:
     if split not in DIGIT_SPLITS:
         raise ValueError(f"data split: the digits have {', '.join(DIGIT_SPLITS)}, got {split!r}")
     images, labels = digit_arrays()
-    parts = stratified(labels.tolist(), list(DIGIT_SPLITS.values()), _SPLIT_SEED)
+    parts = stratified(labels.tolist(), list(DIGIT_SPLITS.values()), SPLIT_SEED)
     chosen = parts[list(DIGIT_SPLITS).index(split)]
     return Subset(ArrayImages(images, labels, [str(digit) for digit in range(10)]), chosen)
 

@@ -18,7 +18,8 @@ class CocoAugmentConfig:
 
     Attributes:
         short_sides: target lengths of the shorter side; one is drawn for each image.
-        long_side: maximum length of the longer side; an image that would exceed it is scaled to it instead.
+        long_side: maximum length of the longer side, before a crop and after it; an image that would exceed it is
+            scaled to it instead.
         hflip: probability of a horizontal flip.
         crop_short_sides: if not empty, half of the images are first scaled to a shorter side drawn from these and
             cropped.
@@ -69,7 +70,7 @@ def train_transform(augment: CocoAugmentConfig) -> Callable[..., Any]:
     """The transform of an image (3, H, W), uint8, and its target; the result is float32 in [0, 1]."""
     scale: v2.Transform = v2.RandomShortestSize(list(augment.short_sides), augment.long_side)
     if augment.crop_short_sides:
-        first = v2.RandomShortestSize(list(augment.crop_short_sides))
+        first = v2.RandomShortestSize(list(augment.crop_short_sides), augment.long_side)
         scale = v2.RandomChoice([scale, v2.Compose([first, RandomSizeCrop(augment.crop_sides), scale])])
     return v2.Compose(
         [

@@ -1,7 +1,9 @@
 """The images of a classification run, and their transforms."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,7 +14,7 @@ from ppma.config import require
 from ppma.data import arrays, readers
 from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
-from ppma.data.source import ImageSource, Subset, stratified
+from ppma.data.source import SPLIT_SEED, ImageSource, Subset, stratified
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class ImageDataConfig:
         root: location of the data.
         train_split: training split.
         val_split: validation split, which selects the best weights.
+        val_fraction: fraction of the training images of each class that a "folder" without validation images uses as
+            validation split. The same images at every seed.
         test_split: split on which the best weights are evaluated once; None for none.
         train_fraction: fraction of the training images of each class to use.
         image_size: side of the model's square input, in pixels.
@@ -39,6 +43,7 @@ class ImageDataConfig:
     root: str | None = None
     train_split: str = "train"
     val_split: str = "val"
+    val_fraction: float = 0.1
     test_split: str | None = None
     train_fraction: float = 1.0
     image_size: int = 224
@@ -49,6 +54,7 @@ class ImageDataConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.train_fraction <= 1, "train_fraction", "a number in (0, 1]", self.train_fraction)
+        require(0 < self.val_fraction < 1, "val_fraction", "a number in (0, 1)", self.val_fraction)
         require(0 < self.crop_pct <= 1, "crop_pct", "a number in (0, 1]", self.crop_pct)
         require(self.image_size >= 8, "image_size", "at least 8", self.image_size)
         require(min(self.std) > 0, "std", "numbers > 0", self.std)
@@ -92,6 +98,7 @@ class AugmentConfig:
         for key in ("scale", "ratio"):
             low, high = getattr(self, key)
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
+        require(self.scale[1] <= 1, "scale", "fractions of the image's area, at most 1", self.scale)
 
 
 # Data sets by name: functions of root and split.
@@ -115,9 +122,36 @@ def open_images(data: ImageDataConfig, split: str) -> ImageSource:
         >>> len(open_images(ImageDataConfig(name="digits"), "test"))
         359
     """
+    if data.name == "folder" and _needs_split(data, split):
+        return _split_folder(data, split)
     if data.name in SOURCES:
         return SOURCES[data.name](data.root or "", split)
     return readers.timm_images(data.name, data.root, split)
+
+
+def _needs_split(data: ImageDataConfig, split: str) -> bool:
+    """Whether to take this split from a folder of training images that has no validation folder beside it."""
+    root = data.root or ""
+    if split not in (data.train_split, data.val_split) or readers.find_split(root, data.val_split):
+        return False
+    only_classes = Path(root).is_dir() and not readers.find_split(root, data.test_split or "test")
+    return only_classes or readers.find_split(root, data.train_split) is not None
+
+
+def _split_folder(data: ImageDataConfig, split: str) -> ImageSource:
+    """The training or validation part of a folder of training images, or of one with class folders alone."""
+    root, train_split = data.root or "", data.train_split
+    images = readers.folder_images(root, train_split if readers.find_split(root, train_split) else None)
+    parts = stratified(images.labels(), [1 - data.val_fraction, data.val_fraction], SPLIT_SEED)
+    if not parts[1]:
+        raise ValueError(f"data.val_fraction: {data.val_fraction:g} of {len(images)} images leaves none to validate on")
+    if split == data.val_split:
+        warnings.warn(
+            f"data.root: no folder {data.val_split!r} in {root}: validating on {len(parts[1])} of {len(images)} "
+            f"training images, a stratified split of {data.val_fraction:.0%} with seed {SPLIT_SEED}",
+            stacklevel=3,
+        )
+    return Subset(images, parts[split == data.val_split])
 
 
 def open_training_images(data: ImageDataConfig) -> ImageSource:
@@ -125,7 +159,7 @@ def open_training_images(data: ImageDataConfig) -> ImageSource:
     source = open_images(data, data.train_split)
     if data.train_fraction == 1:
         return source
-    (chosen,) = stratified(source.labels(), [data.train_fraction], seed=0)
+    (chosen,) = stratified(source.labels(), [data.train_fraction], SPLIT_SEED)
     return Subset(source, chosen)
 
 

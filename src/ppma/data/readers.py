@@ -73,20 +73,19 @@ def check_class_names(folder: Path, files: Iterable[str]) -> None:
         named[name] = parent
 
 
-def split_folder(root: str, split: str) -> Path:
-    """The folder `root/split`; like timm, also finds "val" as "valid" or "validation", and so on."""
+def find_split(root: str, split: str) -> Path | None:
+    """The folder `root/split`, if any; like timm, also finds "val" as "valid" or "validation", and so on."""
     synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
-    for name in synonyms.get(split, (split,)):
-        if (Path(root) / name).is_dir():
-            return Path(root) / name
-    raise ValueError(f"data.root: expected a folder {split!r} with one folder for each class in {root}, found none")
+    return next((Path(root) / name for name in synonyms.get(split, (split,)) if (Path(root) / name).is_dir()), None)
 
 
 def folder_images(root: str, split: str | None) -> ImageSource:
     """Open a folder that has one folder for each class, or `split` inside it."""
     if not Path(root).is_dir():
         raise ValueError(f"data.root: expected a folder, found none at {root}")
-    folder = Path(root) if split is None else split_folder(root, split)
+    folder = Path(root) if split is None else find_split(root, split)
+    if folder is None:
+        raise ValueError(f"data.root: expected a folder {split!r} with one folder for each class in {root}, found none")
     try:
         check_class_folders(folder)
     except OSError as error:

@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+SPLIT_SEED = 0  # of splits that this package makes, which do not depend on the seed of a run
+
 
 class ImageSource(Dataset, ABC):
     """Labelled images by index: `source[i]` is an RGB image and the index of its class.

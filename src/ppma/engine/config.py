@@ -28,7 +28,8 @@ class OptimizerConfig:
         weight_decay: weight decay of the other parameters.
         eps: epsilon of the Adam family.
         betas: betas of the Adam family.
-        layer_decay: factor on the learning rate from each layer to the one before; None for one learning rate.
+        layer_decay: factor on the learning rate from each layer of the backbone to the one before; None for none.
+        backbone_lr_scale: factor on the learning rate of the backbone, relative to the head's.
         weight_decay_groups: which parameters are decayed: "ours", or what the "authors" of the paper decay.
     """
 
@@ -38,6 +39,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     layer_decay: float | None = None
     weight_decay_groups: Literal["ours", "authors"] = "ours"
+    backbone_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
         known = [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
@@ -50,8 +52,7 @@ class OptimizerConfig:
         require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)
         decay = self.layer_decay
         require(decay is None or 0 < decay <= 1, "layer_decay", "a number in (0, 1]", decay)
-        ours = self.weight_decay_groups == "ours"
-        require(ours or decay is None, "layer_decay", "null with weight_decay_groups: authors", decay)
+        require(self.backbone_lr_scale > 0, "backbone_lr_scale", "a number > 0", self.backbone_lr_scale)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,23 @@ class EmaConfig:
         return self.decay if self.reference_batch is None else self.decay ** (batch_size / self.reference_batch)
 
 
+@dataclass(frozen=True)
+class EarlyStoppingConfig:
+    """When to end a run that no longer improves.
+
+    Attributes:
+        patience: number of evaluations without improvement after which the run ends.
+        min_delta: smallest increase of the task's monitored metric that counts as an improvement.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.patience >= 1, "patience", "at least 1", self.patience)
+        require(self.min_delta >= 0, "min_delta", "a number >= 0", self.min_delta)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The configuration of a run, as far as the engine reads it.
@@ -138,10 +156,16 @@ class RunConfig:
         optimizer: see `OptimizerConfig`.
         schedule: see `ScheduleConfig`.
         ema: see `EmaConfig`; None for no moving average.
+        early_stopping: see `EarlyStoppingConfig`; None to train to the end.
+        freeze: patterns of parameter names (`stem*`, `backbone.*`) that are not trained; their batch norms keep their
+            statistics.
+        grad_checkpointing: whether to recompute the backbone's blocks in the backward pass, which saves memory.
+        compile: whether to run the backbone through `torch.compile`.
         eval_epochs: epochs between evaluations.
         eval_steps: steps between evaluations, in place of `eval_epochs`.
         checkpoint_steps: steps between checkpoints, besides the one at each evaluation.
         log_steps: steps between rows of metrics.csv, besides the one at each evaluation.
+        log: where the rows go; metrics.csv is always written.
         keep: number of checkpoints to keep, besides the best.
         max_broken: broken samples to skip before the run fails.
 
@@ -172,10 +196,15 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     ema: EmaConfig | None = None
+    early_stopping: EarlyStoppingConfig | None = None
+    freeze: tuple[str, ...] = ()
+    grad_checkpointing: bool = False
+    compile: bool = False
     eval_epochs: int = 1
     eval_steps: int | None = None
     checkpoint_steps: int | None = None
     log_steps: int | None = None
+    log: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = ("csv", "tensorboard")
     keep: int = 3
     max_broken: int = 50
 

@@ -12,17 +12,17 @@ from pathlib import Path
 from ppma.engine import checkpoint
 from ppma.engine.distributed import World
 from ppma.engine.logging import METRICS
+from ppma.engine.trackers import EVENTS, WANDB
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
-EVENTS = "tensorboard"
 LAST, BEST = "last.safetensors", "best.safetensors"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
 
 # What a run writes. A folder with any of RESULTS holds finished work; the other files are rewritten by a restart.
 RESULTS = (LAST, BEST, SUMMARY)
-WRITTEN = (*RESULTS, CONFIG, METRICS, EVENTS, CURVES, checkpoint.FOLDER)
+WRITTEN = (*RESULTS, CONFIG, METRICS, EVENTS, WANDB, CURVES, checkpoint.FOLDER)
 
 _held: set[Path] = set()  # by this process, which a POSIX lock does not exclude
 

@@ -4,7 +4,7 @@ import copy
 import io
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from ppma.atomic import write_atomically
 from ppma.engine import checkpoint, folder
 from ppma.engine.errors import IncompleteRunError
-from ppma.engine.logging import MetricsLog, curves
+from ppma.engine.logging import MetricsLog, curves, format_metrics, headline
 
 SaveWeights = Callable[[nn.Module, Path], None]
 
@@ -87,3 +87,16 @@ class ResultFiles:
         picture = io.BytesIO()
         curves(log.rows).savefig(picture, dpi=120)
         write_atomically(self.run / folder.CURVES, picture.getbuffer())
+
+
+def describe(summary: Mapping[str, Any]) -> str:
+    """The outcome of a run in one line, from the contents of summary.json.
+
+    Examples:
+        >>> describe({"steps": 114, "seconds": 29.4, "best_step": 95, "val_top1": 98.333, "val_count": 180})
+        '114 steps in 29 s; at step 95, the best: val_top1 98.33'
+    """
+    early = " (stopped early)" if summary.get("stopped_early") else ""
+    measured = {name: value for name, value in summary.items() if name.startswith(("val_", "test_"))}
+    found = f"; at step {summary['best_step']}, the best: {format_metrics(headline(measured))}" if measured else ""
+    return f"{summary['steps']} steps in {summary['seconds']:.0f} s{early}{found}"

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ppma.data.errors import BrokenSampleError
+from ppma.engine.config import RunConfig
 from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, TooManyBrokenError
 
@@ -82,37 +83,63 @@ def seeded(*entropy: int) -> Iterator[None]:
         torch.default_generator.set_state(kept[2])
 
 
-def epoch_order(samples: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
-    """The sample indices of one epoch: shuffled, each `repeats` times in a row, cut to the number of samples."""
+def epoch_order(
+    samples: int, seed: int, epoch: int, repeats: int = 1, weights: Sequence[float] | None = None
+) -> list[int]:
+    """The sample indices of one epoch, as many as there are samples.
+
+    Args:
+        samples: number of samples.
+        seed: seed of the run.
+        epoch: index of the epoch.
+        repeats: copies of each index, in a row.
+        weights: relative probabilities with which indices are drawn, with replacement; None for a permutation.
+
+    Examples:
+        >>> sorted(epoch_order(4, seed=0, epoch=0))
+        [0, 1, 2, 3]
+        >>> epoch_order(4, seed=0, epoch=0, weights=[0, 0, 1, 0])
+        [2, 2, 2, 2]
+    """
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]))
-    order = torch.randperm(samples, generator=generator)
+    if weights is None:
+        order = torch.randperm(samples, generator=generator)
+    else:
+        chances = torch.tensor(weights, dtype=torch.float64)
+        order = torch.multinomial(chances, samples, replacement=True, generator=generator)
     return order.repeat_interleave(repeats)[:samples].tolist()
 
 
 class StepSampler(Sampler[list[Key]]):
-    """The keys of this process's micro-batches for a range of steps."""
+    """The keys of this process's micro-batches for a range of steps.
+
+    Args:
+        samples: number of samples.
+        config: the run's configuration: seed, batch_size, accumulate, repeats.
+        world: this process among all.
+        steps: the steps.
+        weights: see `epoch_order`.
+    """
 
     def __init__(
-        self, samples: int, *, seed: int, batch_size: int, accumulate: int, repeats: int, world: World, steps: range
+        self, samples: int, config: RunConfig, world: World, steps: range, weights: Sequence[float] | None = None
     ) -> None:
-        self.samples, self.seed, self.repeats = samples, seed, repeats
-        self.batch_size, self.accumulate = batch_size, accumulate
-        self.world, self.steps = world, steps
-        self.per_epoch = samples // batch_size
+        self.samples, self.config, self.world, self.steps, self.weights = samples, config, world, steps, weights
+        self.per_epoch = samples // config.batch_size
 
     def __iter__(self) -> Iterator[list[Key]]:
-        current, order = -1, []
+        config, current, order = self.config, -1, []
         for step in self.steps:
-            epoch, first = step // self.per_epoch, step % self.per_epoch * self.batch_size
+            epoch, first = step // self.per_epoch, step % self.per_epoch * config.batch_size
             if epoch != current:
-                current, order = epoch, epoch_order(self.samples, self.seed, epoch, self.repeats)
-            size = self.batch_size // self.accumulate  # of a micro-batch over all processes
-            for begin in range(first, first + self.batch_size, size):
+                current, order = epoch, epoch_order(self.samples, config.seed, epoch, config.repeats, self.weights)
+            size = config.batch_size // config.accumulate  # of a micro-batch over all processes
+            for begin in range(first, first + config.batch_size, size):
                 mine = range(begin + self.world.rank, begin + size, self.world.size)
                 yield [Key(epoch, position, order[position]) for position in mine]
 
     def __len__(self) -> int:
-        return len(self.steps) * self.accumulate
+        return len(self.steps) * self.config.accumulate
 
 
 class SeededSamples(Dataset):
@@ -187,30 +214,13 @@ def _read(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> Genera
 
 
 def train_batches(
-    dataset: Dataset,
-    collate: Callable[[list[Any]], Any],
-    *,
-    seed: int,
-    batch_size: int,
-    accumulate: int,
-    repeats: int,
-    workers: int,
-    world: World,
-    steps: range,
+    dataset: Dataset, collate: Callable[[list[Any]], Any], sampler: StepSampler
 ) -> Generator[Batch, None, None]:
-    """Yield this process's micro-batches of the given steps, `accumulate` for each step."""
-    sampler = StepSampler(
-        len(dataset),  # type: ignore[arg-type]
-        seed=seed,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        repeats=repeats,
-        world=world,
-        steps=steps,
-    )
-    samples = SeededSamples(dataset, seed, replace=True)
-    size = batch_size // accumulate // world.size
-    read = _read(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
+    """Yield this process's micro-batches of the sampler's steps, `accumulate` for each step."""
+    config, world = sampler.config, sampler.world
+    samples = SeededSamples(dataset, config.seed, replace=True)
+    size = config.batch_size // config.accumulate // world.size
+    read = _read(samples, config.workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
     with contextlib.closing(read) as batches:
         for batch in batches:
             if batch.size < size:

@@ -1,10 +1,13 @@
-"""Stopping a run before its last step: SIGTERM and Ctrl-C are handled between two steps."""
+"""Ending a run before its last step: on SIGTERM and Ctrl-C, between two steps; and when it no longer improves."""
 
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+
+from ppma.engine.config import EarlyStoppingConfig
 
 
 class StopRequest:
@@ -36,3 +39,36 @@ def stop_request() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class EarlyStopping:
+    """Counts the evaluations since the monitored metric last improved.
+
+    Attributes:
+        reference: the value to improve on.
+        stale: number of evaluations since it improved.
+        due: whether the run is to end.
+
+    Examples:
+        >>> stopping = EarlyStopping(EarlyStoppingConfig(patience=2))
+        >>> for accuracy in (0.5, 0.6, 0.6, 0.4):
+        ...     stopping.update(accuracy)
+        >>> stopping.due
+        True
+    """
+
+    def __init__(self, config: EarlyStoppingConfig | None) -> None:
+        self.config = config
+        self.reference, self.stale = -math.inf, 0
+
+    @property
+    def due(self) -> bool:
+        return self.config is not None and self.stale >= self.config.patience
+
+    def update(self, value: float) -> None:
+        """Take the metric of an evaluation."""
+        delta = 0.0 if self.config is None else self.config.min_delta
+        if value > self.reference + delta or self.reference == -math.inf:
+            self.reference, self.stale = value, 0
+        else:
+            self.stale += 1

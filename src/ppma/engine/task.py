@@ -35,9 +35,11 @@ class TrainingTask(ABC, Generic[Config]):
     Attributes:
         config: the run's configuration.
         monitor: name of the metric that selects the best weights; larger is better.
+        backbone: name of the backbone's submodule in the model; "" if the model is the backbone and its classifier.
     """
 
     monitor: str
+    backbone: str = ""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -49,6 +51,10 @@ class TrainingTask(ABC, Generic[Config]):
     @abstractmethod
     def train_data(self) -> Dataset:
         """The training samples. A sample may draw from the global random generators, which are seeded for each one."""
+
+    def sample_weights(self) -> Sequence[float] | None:
+        """Relative probabilities with which an epoch draws each training sample; None to use each sample once."""
+        return None
 
     @abstractmethod
     def eval_data(self) -> Mapping[str, Dataset]:

@@ -13,22 +13,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ppma import config as configs
-from ppma.engine import checkpoint, folder, optim
+from ppma.engine import checkpoint, folder, optim, trackers
 from ppma.engine.config import RunConfig
-from ppma.engine.distributed import World, synchronise_batch_norm
-from ppma.engine.errors import (
-    LoaderDiedError,
-    NonFiniteLossError,
-    StoppedError,
-    TooManyBrokenError,
-)
+from ppma.engine.distributed import World
+from ppma.engine.errors import LoaderDiedError, NonFiniteLossError, StoppedError, TooManyBrokenError
 from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
-from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics
+from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics, headline
+from ppma.engine.model import build_model, frozen_norms, parallelise
 from ppma.engine.results import ResultFiles
 from ppma.engine.resume import check_fits, find_state
-from ppma.engine.sampling import Batch, name_dead_workers, seed_process, to_device, train_batches
-from ppma.engine.stopping import StopRequest, stop_request
+from ppma.engine.sampling import Batch, StepSampler, name_dead_workers, seed_process, to_device, train_batches
+from ppma.engine.stopping import EarlyStopping, StopRequest, stop_request
 from ppma.engine.task import TrainingTask
+
+GPU_READ_STEPS = 50  # at most so many steps between reads of the loss on a GPU, each of which waits for the device
 
 
 class Trainer:
@@ -37,31 +35,33 @@ class Trainer:
     What `state` returns is the whole state of a run: everything else is a function of the configuration and the step.
     A run resumed from any checkpoint therefore ends as if it had not been interrupted.
 
+    Losses stay on the device until they are read: at every step on a CPU; on a GPU, where reading waits for all queued
+    kernels, at logged, evaluated and saved steps and every `GPU_READ_STEPS`.
+
     Args:
         task: supplies model, data, loss and metrics.
         run: the run's folder, reserved by `folder.reserve`; only the main process writes to it.
         world: this process among all.
         resume: "none", "auto" (the newest readable checkpoint of the folder, if any) or the path of a checkpoint.
         overwrite: delete an earlier run in the folder, which is refused otherwise.
-        tensorboard: also write TensorBoard events.
+
+    Attributes:
+        model: the model being trained.
+        step: number of steps taken.
+        steps: number of steps of the whole run.
+        best: monitored metric of the best weights.
+        best_step: step of the best weights, 0 before the first evaluation.
     """
 
     def __init__(
-        self,
-        task: TrainingTask,
-        run: Path,
-        world: World,
-        *,
-        resume: str = "none",
-        overwrite: bool = False,
-        tensorboard: bool = True,
+        self, task: TrainingTask, run: Path, world: World, *, resume: str = "none", overwrite: bool = False
     ) -> None:
         self.task, self.run, self.world = task, run, world
         config: RunConfig = task.config
         self.config = config
-        micro = world.size * config.accumulate
+        trackers.check_installed(config.log)
         configs.require(
-            config.batch_size % micro == 0,
+            config.batch_size % (world.size * config.accumulate) == 0,
             "batch_size",
             f"a multiple of {world.size} processes x {config.accumulate} accumulated micro-batches",
             config.batch_size,
@@ -69,44 +69,46 @@ class Trainer:
         restored = find_state(run, world, resume, overwrite=overwrite)
         seed_process(config.seed, deterministic=config.deterministic)
         self.train_data, self.eval_data = task.train_data(), dict(task.eval_data())
-        samples = len(self.train_data)  # type: ignore[arg-type]
-        configs.require(samples >= config.batch_size, "batch_size", f"at most the {samples} samples", config.batch_size)
-        self.steps_per_epoch = samples // config.batch_size
+        self.samples = len(self.train_data)  # type: ignore[arg-type]
+        configs.require(
+            self.samples >= config.batch_size, "batch_size", f"at most the {self.samples} samples", config.batch_size
+        )
+        monitored = config.early_stopping is None or "val" in self.eval_data
+        configs.require(monitored, "early_stopping", "validation data to monitor", "none")
+        self.steps_per_epoch = self.samples // config.batch_size
         self.steps = config.steps or max(1, round((config.epochs or 0) * self.steps_per_epoch))
         self._build()
         self.step, self.seconds = 0, 0.0
         self.best, self.best_step = -math.inf, 0
-        self.sums: dict[str, float] = {}
+        self.stopping = EarlyStopping(config.early_stopping)
+        self.sums: dict[str, float] = {}  # of the loss terms since the last row of metrics
         self.summed = 0
+        self.unread: list[torch.Tensor] = []  # loss terms of the steps since the last read, on the device
+        self.read_steps = 1 if world.device.type == "cpu" else GPU_READ_STEPS
+        self.note = ""
         self.files = ResultFiles(run, task.save_weights)
         seed_process(config.seed, world.rank, deterministic=config.deterministic)
         if restored is not None:
             self.load(restored)
+        self.log: MetricsLog | None = None
         if world.main:
             configs.write(config, run / folder.CONFIG)
-        self.log = MetricsLog(run, self.step, tensorboard=tensorboard) if world.main else None
+            values = configs.to_dict(config)
+            self.log = MetricsLog(run, self.step, trackers.Trackers(config.log, run, self.step, values))
         self.progress = ProgressLine("train", self.steps, self.step, enabled=world.main)
         self.broken = BrokenSamples(config.max_broken, self.progress.say)
 
     def _build(self) -> None:
         config, world = self.config, self.world
-        self.model = self.task.model().to(world.device)
-        if config.sync_batch_norm and world.size > 1:
-            self.model = synchronise_batch_norm(self.model, world.device, config.sync_batch_norm_skip)
-        self.parallel: nn.Module = self.model
-        if world.size > 1:
-            # Synchronised norms have the same buffers in every process; otherwise the main process's are used.
-            self.parallel = DistributedDataParallel(
-                self.model,
-                device_ids=[world.device.index] if world.device.type == "cuda" else None,
-                broadcast_buffers=not config.sync_batch_norm or bool(config.sync_batch_norm_skip),
-            )
-        self.optimizer = optim.make_optimizer(config, self.model)
+        self.model = build_model(self.task, world)
+        self.frozen_norms = frozen_norms(self.model)
+        self.optimizer = optim.make_optimizer(config, self.model, self.task.backbone)
         self.schedule = optim.make_schedule(
             config, self.optimizer, steps=self.steps, steps_per_epoch=self.steps_per_epoch
         )
         self.ema = optim.make_ema(config, self.model)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
+        self.parallel = parallelise(self.task, self.model, world)
 
     @property
     def eval_model(self) -> nn.Module:
@@ -124,7 +126,7 @@ class Trainer:
             "sampler": {
                 "epoch": self.step // self.steps_per_epoch,
                 "position": self.step % self.steps_per_epoch * self.config.batch_size,
-                "samples": len(self.train_data),  # type: ignore[arg-type]
+                "samples": self.samples,
             },
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
@@ -133,6 +135,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "rng": list(rng),
             "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.files.failed},
+            "early_stopping": {"reference": self.stopping.reference, "stale": self.stopping.stale},
             "log": {"sums": self.sums, "summed": self.summed, "seconds": self.seconds},
             "config": configs.to_dict(self.config),
         }
@@ -151,9 +154,9 @@ class Trainer:
 
     def _restore(self, state: dict[str, Any]) -> None:
         changes = configs.differences(state["config"], configs.to_dict(self.config))
-        samples, before = len(self.train_data), state["sampler"].get("samples")  # type: ignore[arg-type]
-        if before not in (None, samples):
-            changes.append(f"training samples: {before} -> {samples}")
+        before = state["sampler"].get("samples")
+        if before not in (None, self.samples):
+            changes.append(f"training samples: {before} -> {self.samples}")
         if changes and self.world.main:
             warnings.warn("the configuration changed since the checkpoint: " + "; ".join(changes), stacklevel=4)
         self.step = state["step"]
@@ -173,6 +176,8 @@ class Trainer:
                     f"{folder.BEST} of step {self.best_step} is lost: the best is selected again", stacklevel=4
                 )
             self.best, self.best_step = -math.inf, 0
+        early = state.get("early_stopping", {})
+        self.stopping.reference, self.stopping.stale = early.get("reference", -math.inf), early.get("stale", 0)
         self.sums, self.summed = dict(state["log"]["sums"]), state["log"]["summed"]
         self.seconds = state["log"]["seconds"]
         checkpoint.restore_rng(state["rng"], self.world)
@@ -200,23 +205,13 @@ class Trainer:
             LoaderDiedError: a loader process was killed.
             IncompleteRunError: the run finished, but some results could not be written.
         """
-        batches = train_batches(
-            self.train_data,
-            self.task.collate,
-            seed=self.config.seed,
-            batch_size=self.config.batch_size,
-            accumulate=self.config.accumulate,
-            repeats=self.config.repeats,
-            workers=self.config.workers,
-            world=self.world,
-            steps=range(self.step, self.steps),
-        )
+        batches = train_batches(self.train_data, self.task.collate, self._sampler(range(self.step, self.steps)))
         self.began = time.monotonic() - self.seconds
         try:
             with name_dead_workers():
                 with stop_request() as request:
                     self._log_and_evaluate()
-                    while self.step < self.steps:
+                    while self.step < self.steps and not self.stopping.due:
                         self._step(batches, request)
                         if self._due(self.config.checkpoint_steps) or self._evaluation_due():
                             self.save(checkpoint.path_of(self.run, self.step))
@@ -230,25 +225,27 @@ class Trainer:
             if self.log is not None:
                 self.log.close()
 
-    def _due(self, every: int | None) -> bool:
-        return every is not None and self.step % every == 0 and self.step > 0
+    def _sampler(self, steps: range) -> StepSampler:
+        return StepSampler(self.samples, self.config, self.world, steps, self.task.sample_weights())
 
-    def _evaluation_due(self) -> bool:
-        return self.step == self.steps or self._due(
-            self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
-        )
+    def _due(self, every: int | None, step: int | None = None) -> bool:
+        step = self.step if step is None else step
+        return every is not None and step % every == 0 and step > 0
+
+    def _evaluation_due(self, step: int | None = None) -> bool:
+        every = self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
+        return (self.step if step is None else step) == self.steps or self._due(every, step)
 
     def _step(self, batches: Iterator[Batch], request: StopRequest) -> None:
         """Take one optimizer step."""
         config, world = self.config, self.world
         self.parallel.train()
+        for norm in self.frozen_norms:
+            norm.eval()
         self.schedule.step_update(self.step)
-        lr = max(group["lr"] for group in self.optimizer.param_groups)
         losses: dict[str, torch.Tensor] = {}
-        keys = []
         for micro in range(config.accumulate):
             batch = self._next(batches, first=micro == 0)
-            keys += batch.keys
             with self._maybe_no_sync(last=micro == config.accumulate - 1):
                 with autocast(config.amp, world.device):
                     parts = self.task.loss(self.parallel, to_device(batch.data, world.device))
@@ -256,10 +253,8 @@ class Trainer:
                 self.scaler.scale(loss).backward()
             for name, part in parts.items():
                 losses[name] = losses.get(name, 0) + part.detach() / config.accumulate
-        reported = torch.stack([*(value.double() for value in losses.values()), self._flag(request)])
-        *values, stop = world.mean(reported).tolist()
-        if not all(map(math.isfinite, values)):
-            self._stop_non_finite(dict(zip(losses, values, strict=True)), lr, [key.sample for key in keys])
+        self.unread.append(torch.stack([value.double() for value in losses.values()]))
+        stop = self._read_losses(list(losses), request) if self._read_due(request) else False
         if config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_grad)
@@ -269,14 +264,40 @@ class Trainer:
         self.step += 1
         if self.ema is not None:
             self.ema.update(self.model, step=self.step)
-        for name, value in zip(losses, values, strict=True):
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.summed += 1
         self.seconds = time.monotonic() - self.began
         rate = config.batch_size / max(self.seconds / self.step, 1e-9)
-        self.progress.update(self.step, f"loss {sum(values):.4f}, lr {lr:.3g}, {rate:.0f} samples/s")
+        self.progress.update(self.step, f"{self.note}, {rate:.0f} samples/s".lstrip(", "))
         if stop:
             self._stop(request)
+
+    def _read_due(self, request: StopRequest) -> bool:
+        """Whether to read losses in this step; a decision that all processes must share."""
+        done, config = self.step + 1, self.config
+        every = (self.read_steps, config.log_steps, config.checkpoint_steps)
+        asked = self.world.size == 1 and request.signal != 0
+        return asked or self._evaluation_due(done) or any(self._due(steps, done) for steps in every)
+
+    def _read_losses(self, names: list[str], request: StopRequest) -> bool:
+        """Wait for the losses since the last read, average them over all processes and check that they are finite.
+
+        Returns:
+            Whether a process was asked to stop.
+        """
+        signal = torch.full_like(self.unread[0], float(request.signal))
+        *rows, flags = self.world.mean(torch.stack([*self.unread, signal])).tolist()
+        first = self.step + 1 - len(rows)
+        self.unread.clear()
+        for step, values in enumerate(rows, first):
+            if not all(map(math.isfinite, values)):
+                self._stop_non_finite(step, dict(zip(names, values, strict=True)))
+            for name, value in zip(names, values, strict=True):
+                self.sums[name] = self.sums.get(name, 0.0) + value
+            self.summed += 1
+        self.note = f"loss {sum(rows[-1]):.4f}, lr {self._lr():.3g}"
+        return flags[0] != 0
+
+    def _lr(self) -> float:
+        return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _next(self, batches: Iterator[Batch], *, first: bool) -> Batch:
         try:
@@ -302,9 +323,6 @@ class Trainer:
             return contextlib.nullcontext()
         return self.parallel.no_sync()
 
-    def _flag(self, request: StopRequest) -> torch.Tensor:
-        return torch.tensor(float(request.signal), dtype=torch.float64, device=self.world.device)
-
     def _stop(self, request: StopRequest) -> None:
         path = checkpoint.path_of(self.run, self.step)
         if self.save(path):
@@ -313,14 +331,22 @@ class Trainer:
             told = f"not saved: {self._how_to_continue()}"
         raise StoppedError(told, request.signal)
 
-    def _stop_non_finite(self, losses: dict[str, float], lr: float, samples: list[int]) -> None:
-        path = self.run / checkpoint.FOLDER / f"failed-{self.step:08d}.pt"
+    def _stop_non_finite(self, step: int, losses: dict[str, float]) -> None:
+        """Raise; before that, save the state if the optimizer has not yet used the gradients of that step."""
+        path = self.run / checkpoint.FOLDER / f"failed-{step:08d}.pt"
         self.optimizer.zero_grad(set_to_none=True)
-        where = f"the state before this step is in {path}" if self.save(path) else "the state could not be saved"
+        if step < self.step:
+            where = f"{self._how_to_continue()}, and log_steps=1 would stop before that step"
+        elif self.save(path):
+            where = f"the state before this step is in {path}"
+        else:
+            where = "the state could not be saved"
+        samples = [key.sample for keys in self._sampler(range(step, step + 1)) for key in keys]
         shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
+        self.schedule.step_update(step)
         raise NonFiniteLossError(
-            f"loss is {format_metrics(losses)} at step {self.step} (epoch {self.step // self.steps_per_epoch}, "
-            f"samples {shown}), learning rate {lr:.4g}; {where}: try a smaller lr, "
+            f"loss is {format_metrics(losses)} at step {step} (epoch {step // self.steps_per_epoch}, "
+            f"samples {shown}), learning rate {self._lr():.4g}; {where}: try a smaller lr, "
             "clip_grad or amp: none, with --resume and that path or an earlier checkpoint"
         )
 
@@ -333,7 +359,7 @@ class Trainer:
         if not evaluation and not (self._due(self.config.log_steps) and self.summed):
             return
         row: dict[str, float] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "seconds": self.seconds}
-        row["lr"] = max(group["lr"] for group in self.optimizer.param_groups)
+        row["lr"] = self._lr()
         if self.summed:
             row["train_loss"] = sum(self.sums.values()) / self.summed
             if len(self.sums) > 1:
@@ -352,9 +378,15 @@ class Trainer:
         improved = not measured or self.best_step == 0 or value > self.best
         if improved:
             self.best, self.best_step = value, self.step
+        self.stopping.update(value)
         if self.world.main:
             self.files.save_weights(self.eval_model, improved=improved)
-        self.progress.say(f"step {self.step}/{self.steps}: {format_metrics(measured)}{' (best)' if improved else ''}")
+        shown = format_metrics(headline(measured))
+        self.progress.say(f"step {self.step}/{self.steps}: {shown}{' (best)' if improved else ''}")
+        if self.stopping.due:
+            self.progress.say(
+                f"stopping early: val_{self.task.monitor} did not improve in {self.stopping.stale} evaluations"
+            )
         return measured
 
     def _measure(self, split: str) -> dict[str, float]:
@@ -382,7 +414,7 @@ class Trainer:
                 self._load_best()
             self.world.broadcast_parameters(self.eval_model)
         final = {key: value for split in others for key, value in self._measure(split).items()}
-        summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
+        summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.step}
         if self.log is not None:
             summary |= self._summary()
             self.files.write_summary(summary, self.log)
@@ -408,6 +440,7 @@ class Trainer:
         return {
             **{name: value for name, value in best.items() if name.startswith("val_")},
             "best_step": self.best_step,
+            "stopped_early": self.step < self.steps,
             "last": {name: value for name, value in last.items() if name != "step"},
             "samples_per_second": last.get("samples_per_second"),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),

@@ -19,7 +19,7 @@ class AttentionRecord:
 
     Attributes:
         name: module name, such as "stages.0.blocks.1.attn".
-        kind: "full" or "criss_cross".
+        kind: "full", "criss_cross", "linear" or "decomposed".
         combine: "hadamard" or "logit".
         q: (B, heads, H, W, d), rotated (RoPE); (B, heads, 1, prefix + H*W, d) with prefix tokens.
         k: same shape as q, rotated.

@@ -14,6 +14,7 @@ from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject, untrained
+from ppma.models.published import PUBLISHED
 from ppma.outputs import check_target
 
 if TYPE_CHECKING:
@@ -195,9 +196,9 @@ def _draw_cost(arguments: argparse.Namespace) -> "Figure":
 
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     count = _within("images", arguments.images, MOST_IMAGES)
-    if arguments.checkpoint is not None:
-        _refuse(arguments, ("masks",), "expected without --checkpoint, which has one")
-        subjects = [open_subject(arguments.checkpoint, "")]
+    if arguments.checkpoint is not None or arguments.model in PUBLISHED:
+        _refuse(arguments, ("masks",), "expected without --checkpoint and published weights, which have one")
+        subjects = [open_subject(arguments.checkpoint, arguments.model)]
         names = [subjects[0].name]
     else:
         names = ("none,rmt,2d" if arguments.masks is None else arguments.masks).split(",")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppma import masks
 from ppma.explore.capture import AttentionRecord
-from ppma.layers.attention import FORMULATIONS
+from ppma.layers.attention import FORMULATIONS, attend
 from ppma.masks import PolylineMask, PrefixedMask, ScanMask, StructuredMask
 from ppma.ops import checks
 from ppma.ops.layout import compute_dtype
@@ -83,8 +83,7 @@ def query_weights(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
         q, k = (t.detach().clone().to(compute_dtype(t.dtype)) for t in (record.q, record.k))
         mask = map_decays(record.mask, lambda decay: decay.detach().clone())
         v = q.new_zeros((*q.shape[:-1], 1), requires_grad=True)
-        attend = mask.attention if record.kind == "full" else mask.criss_cross
-        out = attend(q, k, v, combine=record.combine).flatten(2, 3)
+        out = attend(record.kind, mask, q, k, v, combine=record.combine).flatten(2, 3)
         (row,) = torch.autograd.grad(out[:, :, token].sum(), v)
     return row.flatten(2)[..., record.prefix :].unflatten(-1, (H, W))
 

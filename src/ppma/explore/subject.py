@@ -8,9 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ppma.data.imagenet import readable
 from ppma.data.preprocessing import Preprocessing
 from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
 from ppma.models.loading import load_classifier
+from ppma.models.published import PUBLISHED
 from ppma.ops import checks
 
 
@@ -45,8 +47,10 @@ class Subject:
 
 
 def open_subject(checkpoint: str | Path | None, name: str) -> Subject:
-    """Open a checkpoint, or build an architecture with random weights if there is none."""
-    return from_name(name) if checkpoint is None else from_checkpoint(checkpoint)
+    """Open a checkpoint or, if there is none, published weights or an architecture with random weights by name."""
+    if checkpoint is None and name not in PUBLISHED:
+        return from_name(name)
+    return from_checkpoint(name if checkpoint is None else checkpoint)
 
 
 def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
@@ -75,6 +79,7 @@ def _random(config: BackboneConfig, seed: int) -> PolylineBackbone:
 
 
 def from_checkpoint(path: str | Path) -> Subject:
-    """Open a weight file; classifiers from `ppma train` include their classes and preprocessing."""
+    """Open a weight file or published weights; classifiers of `ppma train` include their classes and preprocessing."""
     model, preprocessing, classes = load_classifier(path, headless=True)
-    return Subject(model, Path(path).stem, preprocessing, trained=True, classes=classes)
+    name = str(path) if str(path) in PUBLISHED else Path(path).stem
+    return Subject(model, name, preprocessing, trained=True, classes=readable(classes))

@@ -91,11 +91,15 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             config.dims[-1], config.head_width, config.num_classes, config.global_pool, config.drop_rate
         )
 
-    def forward_features(self, image: Tensor) -> Tensor:
-        """Images (B, in_chans, height, width) to features of the last stage (B, H, W, C)."""
+    def forward_features(self, image: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Images (B, in_chans, height, width) to the last stage's features (B, H, W, C).
+
+        `valid`, a boolean (B, height, width), is False at padding: tokens without a valid pixel are no keys in any
+        block, and convolutions read 0 there. Only the stem and the downsampling look across the border of an image.
+        """
         x = self.stem(image)
         for stage in self.stages:
-            x = stage(x)
+            x = stage(x, valid)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -114,6 +118,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        valid: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """The features of some stages.
 
@@ -124,6 +129,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             stop_early: do not run stages after the last one asked for.
             output_fmt: layout of the features, "NCHW" or "NHWC".
             intermediates_only: return the features only.
+            valid: as in `forward_features`.
 
         Returns:
             The features, through their layer norms where the model has `feature_norms`; unless `intermediates_only`,
@@ -134,7 +140,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         features = []
         x = self.stem(image)
         for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
-            x = stage(x)
+            x = stage(x, valid)
             if index in taken:
                 feature = self.feature_norms[str(index)](x) if str(index) in self.feature_norms else x
                 features.append(feature.permute(0, 3, 1, 2) if output_fmt == "NCHW" else feature)

@@ -91,7 +91,7 @@ class BackboneConfig:
         depths: number of blocks, per stage.
         dims: number of channels, per stage.
         heads: number of attention heads, per stage.
-        kinds: "criss_cross" or "full" attention, per stage.
+        kinds: "criss_cross", "full", "linear" or "decomposed" attention, per stage.
         ffn_ratios: hidden over input channels of the feed-forward, per stage.
         layer_scale: initial value of the layer scale, per stage; None for no layer scale.
         fixed_decay_spans: range r of the "rmt" mask's decays over the heads, per stage (`ppma.masks.rmt_log_decay`).

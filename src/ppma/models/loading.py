@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from timm.data import ImageNetInfo
-
+from ppma.data import imagenet
 from ppma.data.preprocessing import Preprocessing
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import Checkpoint, CheckpointError, open_checkpoint, write_checkpoint
@@ -102,14 +101,8 @@ def load_classifier(
     preprocessing = checkpoint.preprocessing or Preprocessing.from_timm(model.pretrained_cfg)
     classes = None if checkpoint.larger else checkpoint.classes
     if classes is None:
-        classes = _default_classes(model.num_classes)
+        count = model.num_classes
+        classes = imagenet.class_ids() if count == len(imagenet.class_ids()) else tuple(map(str, range(count)))
     if len(classes) != model.num_classes:
         raise CheckpointError(f"{checkpoint.path}: expected {model.num_classes} class names, got {len(classes)}")
     return model, preprocessing, classes
-
-
-def _default_classes(count: int) -> tuple[str, ...]:
-    if count == 1000:
-        info = ImageNetInfo()
-        return tuple(info.index_to_label_name(index) for index in range(count))
-    return tuple(map(str, range(count)))

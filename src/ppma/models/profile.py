@@ -22,6 +22,7 @@ _PRODUCERS = {
     _aten.baddbmm,
     torch.ops.ppma.polyline_attention,
     torch.ops.ppma.criss_cross_attention,
+    torch.ops.ppma.linear_attention,
 }
 _SUMMED = ("parameters", "macs", "activations")
 
@@ -38,7 +39,7 @@ class PartProfile:
         grid: (H, W) of the output, None after pooling.
         channels: of the output.
         blocks: number of blocks, 0 for stem and head.
-        attention: "criss_cross" or "full", "" for stem and head.
+        attention: one of `ATTENTION_KINDS`, "" for stem and head.
     """
 
     name: str

@@ -64,13 +64,19 @@ def local_file(name: str, *, cache_dir: str | Path | None = None) -> Path:
     weights = PUBLISHED[name]
     if weights.repository is None:
         return _extracted.enter_context(resources.as_file(resources.files("ppma").joinpath(weights.file)))
-    from huggingface_hub import hf_hub_download
+    import huggingface_hub as hub
 
+    cached = hub.try_to_load_from_cache(weights.repository, weights.file, cache_dir=cache_dir)
+    if isinstance(cached, str):  # no request, which would take seconds without a network
+        return Path(cached)
     try:
-        return Path(hf_hub_download(weights.repository, weights.file, cache_dir=cache_dir))
+        hub.get_hf_file_metadata(
+            hub.hf_hub_url(weights.repository, weights.file)
+        )  # fails at once, hf_hub_download retries
+        return Path(hub.hf_hub_download(weights.repository, weights.file, cache_dir=cache_dir))
     except Exception as error:  # of huggingface_hub and of its HTTP library, which differs between versions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConnectionError(
-            f"{name}: cannot download {weights.file} from {weights.repository} on the Hugging Face Hub, and it is not "
-            f"in the cache ({reason[:200]})"
+            f"{name}: expected {weights.file} of {weights.repository} in the cache or on the Hugging Face Hub, got "
+            f"{type(error).__name__}: {reason[:200]}"
         ) from None

@@ -44,7 +44,7 @@ def polyline_attention(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the operator returns: output, statistics of the softmaxes, output of the first of two."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype, grid = compute_dtype(q.dtype), q.shape[2:4]
     k, v, padded = zero_invalid(k, valid), zero_invalid(v, valid), valid is not None
     flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
@@ -75,7 +75,7 @@ def criss_cross_attention(
     valid: Tensor | None = None,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype = compute_dtype(q.dtype)
     row_q, row_k, row_v = (tensor.to(dtype) for tensor in (q, zero_invalid(k, valid), zero_invalid(v, valid)))
     row_map = _line_map(row_q, row_k, log_alpha, combine, scale, valid)

@@ -8,6 +8,7 @@ understands; captured graphs hold the operators themselves, whose gradient is re
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,7 @@ _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 _SCHEMAS = {
     "polyline_scan": "(Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor",
     "polyline_scan_backward": "(Tensor grad, Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor[]",
-    "polyline_attention": f"({_SOFTMAX_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    "polyline_attention": f"({_SOFTMAX_ARGUMENTS}, bool save=True) -> (Tensor, Tensor, Tensor)",
     "polyline_attention_backward": "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, "
     f"Tensor out, Tensor stats, Tensor first, {_SOFTMAX_OPTIONS}) -> {_FIVE}",
     "criss_cross_attention": f"({_SOFTMAX_ARGUMENTS}) -> Tensor",
@@ -43,9 +44,10 @@ _SCHEMAS = {
 
 def split_arguments(arguments: Sequence[Any]) -> tuple[Any, AttentionOptions, BackendName, Tensor | None]:
     """The tensors, options, backend and `valid` of a softmax attention, from the arguments of its schema."""
-    *rest, valid = (*arguments, None) if isinstance(arguments[-1], str) else arguments
-    *tensors, combine, paths, scale, backend = rest
-    return tensors, AttentionOptions(combine, paths, scale), backend, valid
+    tensors = list(itertools.takewhile(lambda argument: isinstance(argument, Tensor), arguments))
+    combine, paths, scale, backend, *defaults = arguments[len(tensors) :]
+    valid, save = defaults[0] if defaults else None, defaults[1] if len(defaults) > 1 else True
+    return tensors, AttentionOptions(combine, paths, scale, save), backend, valid
 
 
 def _is_softmax(operator: str) -> bool:
@@ -89,7 +91,7 @@ def _(grad, x, log_decays, paths, backend):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("ppma::polyline_attention")
-def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend, valid=None):  # type: ignore[no-untyped-def]
+def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend, valid=None, save=True):  # type: ignore[no-untyped-def]
     softmaxes = AttentionOptions(combine, paths, scale).softmaxes
     dtype = compute_dtype(q.dtype)
     return (
@@ -127,16 +129,19 @@ class _Call:
         operator: its name in `torch.ops.ppma`.
         options: what follows the tensors in its schema.
         padded: the last of the tensors is `valid`.
+        save: of the full attention, keep what the backward pass needs.
         excluded: backends not to use; kept because the backward pass may run on another thread.
     """
 
     operator: str
     options: tuple[Any, ...]
     padded: bool = False
+    save: bool = True
     excluded: frozenset[str] = field(default_factory=excluded)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors))
+        keywords = {} if self.save or self.operator != "polyline_attention" else {"save": False}
+        result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors), **keywords)
         return result if isinstance(result, tuple) else (result,)
 
     def backward(self, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
@@ -301,8 +306,8 @@ def _setup(operator: str, ctx: Any, inputs: Any, output: Any) -> None:
     """For captured graphs."""
     tensors, others = inputs[:5], inputs[5:]
     valid = tuple(value for value in others if isinstance(value, Tensor))
-    options = tuple(value for value in others if not isinstance(value, Tensor) and value is not None)
-    ctx.call, ctx.unused = _Call(operator, options, bool(valid), frozenset()), (None,) * len(others)
+    options = tuple(value for value in others if isinstance(value, str | float))
+    ctx.call, ctx.unused = _Call(operator, options, bool(valid), excluded=frozenset()), (None,) * len(others)
     outputs = output if isinstance(output, tuple) else ()
     ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
@@ -347,8 +352,9 @@ def _vmap_rule(operator: str, backward: bool) -> Callable[..., Any]:
         for value, dim in zip(arguments, in_dims, strict=True):
             flat += zip(value, dim, strict=True) if isinstance(value, list) else [(value, dim)]
         tensors, dims = zip(*[(value, dim) for value, dim in flat if isinstance(value, Tensor)], strict=True)
-        options = tuple(value for value, _ in flat if not isinstance(value, Tensor) and value is not None)
-        call = _Call(operator, options, padded=_is_softmax(operator) and isinstance(arguments[-1], Tensor))
+        options = tuple(value for value, _ in flat if isinstance(value, str | float))
+        padded = _is_softmax(operator) and any(isinstance(value, Tensor) for value in arguments[-2:])
+        call = _Call(operator, options, padded)
         first, last = partial(_batch_axis, operator), partial(_saved_batch_axis, operator)
         if backward:
             outputs, axes = _mapped(call.backward, info.batch_size, tensors, dims, last, lambda _: 0)
@@ -380,9 +386,10 @@ def run(operator: str, tensors: Sequence[Tensor], *options: Any, valid: Tensor |
     if valid is not None:
         tensors = (*tensors, valid)
     if torch.compiler.is_compiling():
-        return _Call(operator, options, padded, frozenset()).forward(*tensors)[0]
-    call = _Call(operator, options, padded)
-    plain = torch.jit.is_tracing() or not _differentiated(tensors)
+        return _Call(operator, options, padded, excluded=frozenset()).forward(*tensors)[0]
+    differentiated = _differentiated(tensors)
+    call = _Call(operator, options, padded, save=differentiated)
+    plain = torch.jit.is_tracing() or not differentiated
     return (call.forward(*tensors) if plain else _Operator.apply(call, *tensors))[0]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
@@ -101,6 +101,36 @@ class Task(TrainingTask[Config]):
             ValueError: the model cannot be exported.
         """
 
+    def macs(self, model: nn.Module) -> int:
+        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` needs both.
+
+        Args:
+            model: a model of this task.
+        """
+        raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    def example(self, batch: int) -> Any:
+        """A random input of the model in evaluation mode, to time it.
+
+        Args:
+            batch: number of images.
+        """
+        raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    @staticmethod
+    def convert(checkpoint: Checkpoint, target: Path, **changes: Any) -> str | None:
+        """Write a whole model to another format, chosen by the suffix of `target`.
+
+        Args:
+            checkpoint: a file of this task.
+            target: output file.
+            changes: fields of the backbone's configuration to override.
+
+        Returns:
+            A line about what was written; None where `ppma convert` writes the backbone alone.
+        """
+        return None
+
     @classmethod
     def evaluate(
         cls,
@@ -125,6 +155,17 @@ class Task(TrainingTask[Config]):
         chosen = cls.evaluation(checkpoint, data, split, assignments)
         size = cls.eval_batch_size if batch_size is None else batch_size
         return evaluate_model(chosen.model, chosen.metrics, chosen.dataset, cls.collate, batch_size=size, **options)
+
+    @classmethod
+    def probe(cls, checkpoint: Checkpoint, images: Tensor) -> Tensor:
+        """Load the whole model, with every name and shape checked, and return its output for `ppma weights --verify`.
+
+        Args:
+            checkpoint: a checkpoint of this task.
+            images: (B, 3, height, width); the model is cast to their dtype.
+        """
+        model, _ = cls.exportable(checkpoint)
+        return model.to(images.dtype)(images)
 
     @classmethod
     def parse_options(cls, values: Mapping[str, Any]) -> Any:

@@ -17,7 +17,6 @@ def train(
     resume: str = "none",
     overwrite: bool = False,
     assignments: Iterable[str] = (),
-    tensorboard: bool = True,
 ) -> dict[str, Any]:
     """Train and write the run's folder; under torchrun every process calls this.
 
@@ -27,7 +26,6 @@ def train(
         resume: "none", "auto" (the newest checkpoint in `out`, if any) or the path of a checkpoint.
         overwrite: delete an earlier run in the folder, which is refused otherwise.
         assignments: `key=value` changes of the recipe.
-        tensorboard: also write TensorBoard events.
 
     Returns:
         The contents of summary.json.
@@ -36,4 +34,4 @@ def train(
     run = Path(out)
     with distributed.world() as world, folder.reserve(run, world):
         task = make_task(checked)
-        return Trainer(task, run, world, resume=resume, overwrite=overwrite, tensorboard=tensorboard).train()
+        return Trainer(task, run, world, resume=resume, overwrite=overwrite).train()

@@ -112,7 +112,7 @@ def test_metrics_annotation_ids_ignored(truths, ids):
 def test_load_detector_and_backbone(run, scenes):
     model, config, classes = load_detector(run / "best.safetensors")
     assert classes == tuple("0123456789")
-    assert (config.task, config.data.root) == ("detection", str(scenes))
+    assert config.data.root == str(scenes)
     assert not model.training
     backbone = ppma.load_checkpoint(run / "best.safetensors")
     assert backbone.config.feature_norms == (0, 1, 2, 3)
@@ -197,7 +197,7 @@ def test_train_overfits_few_scenes(scenes, tmp_path):
         *(*QUICK, f"data.root={scenes}", "steps=10", "batch_size=8", "eval_steps=10", "ema=null", "lr=0.004"),
         *("schedule.name=constant", "detector.region_samples=64"),
     )
-    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    train(RECIPE, tmp_path, assignments=changes)
     losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(losses) == 10
     assert losses[-1] < 0.55 * losses[0]
@@ -225,7 +225,7 @@ def test_train_broken_images_bf16(scenes, tmp_path, capsys):
 
 def test_train_init_from_classifier(digits_run, scenes, tmp_path):
     changes = (*QUICK, f"data.root={scenes}", f"init={digits_run}/best.safetensors", "model_args={}", "lr=1e-9")
-    train(RECIPE, tmp_path, assignments=(*changes, "steps=1", "eval_steps=1", "ema=null"), tensorboard=False)
+    train(RECIPE, tmp_path, assignments=(*changes, "steps=1", "eval_steps=1", "ema=null"))
     tuned, start = (ppma.load_checkpoint(path / "last.safetensors") for path in (tmp_path, digits_run))
     torch.testing.assert_close(tuned.stages[2].blocks[0].attn.qkv.weight, start.stages[2].blocks[0].attn.qkv.weight)
     assert tuned.config.stem_stride == 2  # the file's architecture, not the recipe's
@@ -249,7 +249,7 @@ def test_train_torchrun(scenes, tmp_path):
 def test_recipe_finds_digits(tmp_path):
     torch.set_num_threads(2)
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
     assert summary["val_count"] == 200
     assert summary["val_box_AP50"] >= 50
     assert summary["val_mask_AP50"] >= 50

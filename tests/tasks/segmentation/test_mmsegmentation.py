@@ -15,7 +15,7 @@ from ppma.data import cityscapes
 from ppma.models import CONFIGS, CheckpointError
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.task import Segmentation
-from ppma.tasks.segmentation.weights import _as_tested, load_segmenter, palette_of
+from ppma.tasks.segmentation.weights import _as_tested, load_segmenter
 from ppma_cli import main
 
 _PATH = Path(__file__).parents[2] / "models" / "transcription.py"
@@ -149,9 +149,9 @@ def test_eval_other_spelling(scenes, state, tmp_path, evaluate, meta):
 def test_meta_classes_and_palette(state, tmp_path):
     names, colours = ["wall", "building", "sky", "floor", "tree"], [[index, 2 * index, 255] for index in range(5)]
     path = save(tmp_path / "upernet.pth", state, CLASSES=names, PALETTE=colours)
-    _, config, classes = load_segmenter(path, kinds=KINDS)
+    _, _, classes = load_segmenter(path, kinds=KINDS)
     assert classes == tuple(names)
-    assert palette_of(ppma.open_checkpoint(path), config.data) == tuple(map(tuple, colours))
+    assert ppma.open_checkpoint(path).palette == tuple(map(tuple, colours))
 
 
 def test_predict_legend(scenes, state, tmp_path, monkeypatch):
@@ -177,7 +177,7 @@ def test_cityscapes_150_outputs(state, tmp_path):
     assert classes == cityscapes.CLASSES
     assert (config.data.name, config.data.short_side, config.data.long_side) == ("cityscapes", 1024, 2048)
     assert (config.test.mode, config.test.window, config.test.stride) == ("slide", 1024, 341)
-    assert palette_of(ppma.open_checkpoint(path), config.data) == cityscapes.LAYOUT.palette
+    assert config.data.layout.palette == cityscapes.LAYOUT.palette
     whole, _, _ = load_segmenter(save(tmp_path / "unnamed.pth", wide), kinds=KINDS)
     image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model(image).main, whole(image).main[:, :19])  # other sizes of matrix products

@@ -187,7 +187,7 @@ def test_training_overfits(scenes, tmp_path):
         *("schedule.name=constant", "augment.ratio=[1,1]", "augment.photometric=false"),
         *("decoder.channels=64", "decoder.auxiliary_channels=32", "decoder.dropout=0"),
     )
-    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    train(RECIPE, tmp_path, assignments=changes)
     losses = [row["train_decoder"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(losses) == 10
     assert losses[0] > 2.2  # ln 11 at chance
@@ -282,6 +282,6 @@ def test_training_torchrun(scenes, tmp_path):
 def test_recipe_reaches_miou(tmp_path):
     torch.set_num_threads(2)
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
     assert summary["val_count"] == 200
     assert summary["val_mIoU"] >= 50

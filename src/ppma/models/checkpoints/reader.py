@@ -1,5 +1,6 @@
 """The reader of weight files: it opens a file once, reads its metadata first and its tensors when they are used."""
 
+import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Mapping
@@ -100,12 +101,13 @@ class Checkpoint:
             raise CheckpointError(str(error)) from None
 
     def run_config(self, schema: type[configs.Schema]) -> configs.Schema:
-        """The configuration of the run that wrote the file."""
+        """The configuration of the run that wrote the file: those of its fields that the schema has."""
         values = self._facts.get("config")
         if not isinstance(values, dict):
             raise self._error("expected the configuration of a run")
+        known = {field.name: values[field.name] for field in dataclasses.fields(schema) if field.name in values}  # type: ignore[arg-type]
         try:
-            return configs.build(schema, values, source=str(self.path))
+            return configs.build(schema, known, source=str(self.path))
         except (ValueError, TypeError, OverflowError) as error:
             named = isinstance(error, configs.ConfigError)  # its message has the path
             raise CheckpointError(str(error) if named else f"{self.path}: {error}") from None

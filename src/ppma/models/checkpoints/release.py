@@ -18,7 +18,7 @@ _BLOCK = r"layers\.(\d{1,4})\.blocks\.(\d{1,4})\."
 _OUR_BLOCK = r"stages.\1.blocks.\2."
 
 # Patterns of their names, with our names. `convert` also merges q, k and v and moves a downsample to the next stage.
-_RENAMED = [
+RENAMED = [
     (r"patch_embed\.proj\.", "stem.layers."),
     (_BLOCK + r"pos\.conv\.", _OUR_BLOCK + "position."),
     (_BLOCK + r"retention_layer_norm\.", _OUR_BLOCK + "attn_norm."),
@@ -97,7 +97,7 @@ def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rename(name: str) -> str:
-    for pattern, ours in _RENAMED:
+    for pattern, ours in RENAMED:
         renamed, count = re.subn("^" + pattern, ours, name)
         if count:
             return renamed

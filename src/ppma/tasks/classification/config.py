@@ -1,6 +1,8 @@
 """The configuration of classification runs."""
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from ppma.config import ConfigError, require
 from ppma.data.images import AugmentConfig, ImageDataConfig, train_transform
@@ -19,12 +21,19 @@ class ClassificationConfig(RunConfig):
         data: see `ImageDataConfig`.
         augment: see `AugmentConfig`.
         label_smoothing: fraction of the target that is spread over all classes.
+        class_balance: weight of a class in the loss, as the power of its inverse frequency in the training images: 0
+            weighs every image equally, 1 every class.
+        class_weights: further factors on the weights of classes, by name; 1 for those not named.
+        balanced_sampling: whether an epoch draws every class equally often, with replacement.
         init: initial weights, any file that `ppma.load_checkpoint` reads; the last layer is new if the classes differ.
     """
 
     data: ImageDataConfig
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     label_smoothing: float = 0.0
+    class_balance: float = 0.0
+    class_weights: dict[str, Any] = field(default_factory=dict)
+    balanced_sampling: bool = False
     init: str | None = None
 
     def __post_init__(self) -> None:
@@ -41,6 +50,10 @@ class ClassificationConfig(RunConfig):
         require(size <= LARGEST_IMAGE, "data.image_size, data.crop_pct", expected, size)
         require("num_classes" not in self.model_args, "model_args.num_classes", "nothing: the data set it", "a value")
         require(0 <= self.label_smoothing < 1, "label_smoothing", "a number in [0, 1)", self.label_smoothing)
+        require(0 <= self.class_balance <= 1, "class_balance", "a number in [0, 1]", self.class_balance)
+        for name, weight in self.class_weights.items():
+            valid = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < math.inf
+            require(valid, f"class_weights.{name}", "a number >= 0", weight)
         try:
             train_transform(self.data, self.augment)
         except Exception as error:  # timm parses auto_augment with assertions

@@ -31,14 +31,14 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     Returns:
         The report, in Markdown.
     """
-    config = load_config(RECIPE, assignments)
+    config = load_config(RECIPE, ["log=[csv]", *assignments])
     if not isinstance(config, ClassificationConfig):
         raise ConfigError(f"task: expected a classification, got {config.task}")
     _check_folder(out)
     tell = ProgressLine("demo", 0).say
     tell(worked_example())
     tell(f"\nTraining {config.model} on the embedded handwritten digits.")
-    summary = train(config, out, overwrite=True, tensorboard=False)
+    summary = train(config, out, overwrite=True)
 
     model, preprocessing, classes = load_classifier(out / "best.safetensors")
     test = TransformedImages(open_images(config.data, config.data.test_split or "test"), preprocessing.transform())

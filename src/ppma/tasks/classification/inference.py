@@ -11,6 +11,7 @@ from torch import nn
 from ppma.config import ConfigError, require
 from ppma.data.arrays import digits
 from ppma.data.decoding import Report, image_files, read_images
+from ppma.data.imagenet import readable
 from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource, check_classes
@@ -80,7 +81,7 @@ def predict(
 ) -> Iterator[Prediction]:
     """Predict the `top` most probable classes and their probabilities, most probable first."""
     model, preprocessing, classes = load_classifier(checkpoint)
-    transform = preprocessing.transform()
+    classes, transform = readable(classes), preprocessing.transform()
     for path, image in read_images(*image_files(images), report):
         probabilities = model(transform(image)[None]).float().softmax(-1)[0]
         best = probabilities.topk(min(options.top, len(probabilities)))

@@ -31,4 +31,3 @@ class DenseConfig(RunConfig):
             CONFIGS[self.model].replace(**self.model_args)
         except (ValueError, TypeError) as error:
             raise ConfigError(str(error)) from None
-        require(self.optimizer.layer_decay is None, "optimizer.layer_decay", "null", self.optimizer.layer_decay)

@@ -8,7 +8,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-ATTENTION = (torch.ops.ppma.polyline_attention, torch.ops.ppma.criss_cross_attention)
+ATTENTION = (
+    torch.ops.ppma.polyline_attention,
+    torch.ops.ppma.criss_cross_attention,
+    torch.ops.ppma.linear_attention,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ppma import config as configs
 from ppma.data.decoding import Report, image_files, read_images
+from ppma.data.source import check_classes
 from ppma.recipes import is_recipe
 from ppma.tasks.base import Prediction
 from ppma.tasks.registry import load_config
@@ -37,6 +38,12 @@ def data_configuration(stored: Config, task: str, data: str, assignments: Iterab
         raise ValueError(f"data: expected a recipe or a folder, got {data!r}")
     values = configs.override(configs.to_dict(stored), [f"data.root={data}", *assignments])
     return configs.build(type(stored), values)
+
+
+def check_data_classes(found: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Compare the classes of the data with the checkpoint's; numbers, of a file without names, fit any names."""
+    if len(found) != len(classes) or classes != tuple(map(str, range(len(classes)))):
+        check_classes(found, classes, found="the data", expected="the checkpoint")
 
 
 def open_pictures(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -13,12 +13,19 @@ from ppma.models.checkpoints.weights import build, check_size
 from ppma.tasks.dense.backbone import dense_backbone, pretrained_backbone
 from ppma.tasks.dense.config import DenseConfig
 
-Schema = TypeVar("Schema", bound=DenseConfig)
+Schema = TypeVar("Schema")
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def save_model(
-    model: nn.Module, path: Path, backbone: PolylineBackbone, prefix: str, config: DenseConfig, classes: tuple[str, ...]
+    model: nn.Module,
+    path: Path,
+    backbone: PolylineBackbone,
+    prefix: str,
+    config: Any,
+    classes: tuple[str, ...],
+    *,
+    task: str | None = None,
 ) -> None:
     """Write a file that `load_model` reads; `ppma.load_checkpoint` reads its backbone.
 
@@ -27,11 +34,12 @@ def save_model(
         path: output file.
         backbone: the backbone inside the model.
         prefix: prefix of the backbone's parameter names in the model.
-        config: configuration of the run.
+        config: configuration of the run, or the parts of it that `load_model` reads.
         classes: class names.
+        task: the task; None if `config` says it.
     """
     facts = {"config": configs.to_dict(config), "classes": classes}
-    write_checkpoint(path, model.state_dict(), backbone.config, task=config.task, facts=facts, prefix=prefix)
+    write_checkpoint(path, model.state_dict(), backbone.config, task=task or config.task, facts=facts, prefix=prefix)
 
 
 def load_model(
@@ -42,16 +50,13 @@ def load_model(
     Args:
         checkpoint: an open file.
         task: the task the file must be for.
-        schema: schema of the run's configuration.
+        schema: what to read of the run's configuration, a dataclass.
         make: builds the model from a backbone, the configuration and the number of classes.
 
     Returns:
-        The model in evaluation mode, the run's configuration and the class names.
+        The model in evaluation mode, the configuration and the class names.
     """
-    path = checkpoint.path
-    if not checkpoint.native and checkpoint.task == task:
-        raise CheckpointError(f"{path}: expected a file of `ppma train`, got one of MMDetection")
-    backbone, classes = checkpoint.backbone, checkpoint.classes
+    path, backbone, classes = checkpoint.path, checkpoint.backbone, checkpoint.classes
     if backbone is None or checkpoint.task != task:
         raise CheckpointError(f"{path}: expected a {task} model, found none")
     config = checkpoint.run_config(schema)

@@ -6,15 +6,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from ppma.config import require
 from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report
 from ppma.data.preprocessing import image_tensor
-from ppma.data.source import check_classes
 from ppma.models import Checkpoint
+from ppma.models.export import backbone_in
 from ppma.tasks.base import Evaluation, Prediction
-from ppma.tasks.dense.inference import DrawingOptions, data_configuration, drawn, open_pictures, save_drawing
+from ppma.tasks.dense.inference import (
+    DrawingOptions,
+    check_data_classes,
+    data_configuration,
+    drawn,
+    open_pictures,
+    save_drawing,
+)
 from ppma.tasks.dense.overlay import draw_instances
 from ppma.tasks.detection.metrics import MASK_THRESHOLD, CocoMetrics
 from ppma.tasks.detection.weights import load_detector
@@ -22,10 +30,14 @@ from ppma.tasks.detection.weights import load_detector
 
 def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments: Iterable[str]) -> Evaluation:
     """Set up the measurement of box and mask AP on a folder in COCO's layout; see `Task.evaluation`."""
+    assignments = list(assignments)
+    for assignment in assignments:
+        if assignment.startswith("detector."):  # the model has been built
+            raise ValueError(f"{assignment}: expected changes of data only, the checkpoint determines the detector")
     model, stored, classes = load_detector(checkpoint)
     config = data_configuration(stored, "detection", data, assignments)
     held_out = CocoInstances(config.data, split or config.data.val_split)
-    check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
+    check_data_classes(held_out.classes, classes)
     return Evaluation(model, CocoMetrics(), held_out)
 
 
@@ -66,6 +78,12 @@ def _rows(instances: list[dict[str, Any]]) -> list[str]:
     return [
         f"{one['score']:7.2%}  {one['class']}  box {', '.join(f'{x:.0f}' for x in one['box'])}" for one in instances
     ] or ["nothing found"]
+
+
+def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:
+    """Return the backbone's output, see `ppma.tasks.base.Task.probe`: rounding decides which boxes survive NMS."""
+    model, *_ = load_detector(checkpoint)
+    return backbone_in(model).to(images.dtype).forward_features(images)
 
 
 def exportable(checkpoint: Checkpoint, **_: Any) -> NoReturn:

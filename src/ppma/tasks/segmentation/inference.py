@@ -20,7 +20,7 @@ from ppma.tasks.dense.overlay import draw_classes
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import MainScores
 from ppma.tasks.segmentation.scoring import probabilities
-from ppma.tasks.segmentation.weights import load_segmenter, palette_of
+from ppma.tasks.segmentation.weights import load_segmenter
 
 
 def with_histogram(images: SegmentationImages) -> SegmentationImages:
@@ -46,7 +46,7 @@ def predict(
 ) -> Iterator[Prediction]:
     """Segment images and draw the classes of their pixels, see `ppma.tasks.base.Task.predict`."""
     model, config, classes = load_segmenter(checkpoint)
-    palette = palette_of(checkpoint, config.data)
+    palette = checkpoint.palette or config.data.layout.palette
     for path, picture, target in open_pictures(images, options.out, report):
         labels = probabilities(model, image_tensor(picture), config.data, config.test).argmax(0)
         save_drawing(draw_classes(picture, labels, classes, palette), target)

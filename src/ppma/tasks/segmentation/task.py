@@ -19,7 +19,7 @@ from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.inference import with_histogram
 from ppma.tasks.segmentation.metrics import PixelMetrics
-from ppma.tasks.segmentation.model import UPerNet
+from ppma.tasks.segmentation.model import UPerNet, cost
 
 
 def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0, mean: str = "labelled") -> Tensor:
@@ -45,6 +45,7 @@ class Segmentation(Task[SegmentationConfig]):
     schema = SegmentationConfig
     predict_options = DrawingOptions
     monitor = "mIoU"
+    backbone = "backbone"
 
     collate = staticmethod(collate)
     evaluation = staticmethod(inference.evaluation)
@@ -74,6 +75,13 @@ class Segmentation(Task[SegmentationConfig]):
             "decoder": pixel_loss(scores.main, labels, balance, mean),
             "auxiliary": self.config.decoder.auxiliary_weight * pixel_loss(scores.auxiliary, labels, balance, mean),
         }
+
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, UPerNet)
+        return cost(model, (self.config.augment.crop,) * 2).macs
+
+    def example(self, batch: int) -> Tensor:
+        return torch.randn(batch, 3, self.config.augment.crop, self.config.augment.crop)
 
     def metrics(self) -> PixelMetrics:
         return PixelMetrics(len(self.classes), self.config.data, self.config.test)

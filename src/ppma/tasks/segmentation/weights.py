@@ -1,13 +1,11 @@
 """Trained segmentation models from files of `ppma train` and of MMSegmentation, which the authors used."""
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ppma import config as configs
 from ppma.data import cityscapes
-from ppma.data.layouts import Colour
 from ppma.data.segmentation import SegmentationDataConfig
 from ppma.models import CONFIGS, BackboneConfig, Checkpoint, CheckpointError, PolylineBackbone, open_checkpoint
 from ppma.models.checkpoints import openmmlab
@@ -26,7 +24,7 @@ def load_segmenter(path: str | Path | Checkpoint, **changes: Any) -> tuple[UPerN
     those that `meta` names, or numbers.
 
     Args:
-        path: a file of `ppma train` or of MMSegmentation.
+        path: a file of `ppma train` or of MMSegmentation, or a name that `ppma weights` lists.
         changes: fields of `BackboneConfig` to override, for files of MMSegmentation.
 
     Returns:
@@ -47,11 +45,6 @@ def load_segmenter(path: str | Path | Checkpoint, **changes: Any) -> tuple[UPerN
         )
     model, names = _from_mmsegmentation(checkpoint, **changes)
     return model, _as_tested(names, model.backbone.config), names
-
-
-def palette_of(checkpoint: Checkpoint, data: SegmentationDataConfig) -> Sequence[Colour] | None:
-    """The colours of the classes: those in the file's `meta`, else those of the data set's layout."""
-    return checkpoint.palette or data.layout.palette
 
 
 def _from_mmsegmentation(checkpoint: Checkpoint, **changes: Any) -> tuple[UPerNet, tuple[str, ...]]:

@@ -28,7 +28,8 @@ def polyline_attention(
     out = heads_last_empty(v, v.shape[-1])
     shapes = _saved_shapes(q, v, options)
     stats, first = (torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes)
-    _forward(params, view(out, v.shape), *map(contiguous_address, (stats, first), shapes))
+    addresses = map(contiguous_address, (stats, first), shapes) if options.save else (None, None)
+    _forward(params, view(out, v.shape), *addresses)
     return out, stats, first
 
 

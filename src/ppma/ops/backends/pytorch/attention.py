@@ -115,7 +115,7 @@ def polyline_attention(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     out = heads_last_empty(v, v.shape[-1])
@@ -168,7 +168,7 @@ def polyline_attention_backward(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     H, W = q.shape[2:4]

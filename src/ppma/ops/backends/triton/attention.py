@@ -162,7 +162,7 @@ def polyline_attention(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)
     out = heads_last_empty(v, v.shape[-1])
     stats = torch.empty((2 * options.softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
@@ -185,7 +185,7 @@ def polyline_attention_backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)  # as forward: what another backend saved would not be of use here
     batch, heads, height, width, dv = v.shape
     delta = torch.empty((stats.shape[0] // 2, *q.shape[:-1]), dtype=torch.float32, device=q.device)

@@ -210,7 +210,7 @@ def criss_cross_attention(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
     if paths == "v2h":
@@ -231,7 +231,7 @@ def criss_cross_attention_backward(
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
     share = options.path_weight

@@ -3,6 +3,7 @@
 // "hadamard": the usual running maximum and sum of the unmasked softmax; the mask multiplies what is accumulated.
 // "logit": one running softmax of scores plus log mask for each path.
 #include "attention_tiles.h"
+#include "small_attention.h"
 
 using namespace ppma;
 
@@ -227,6 +228,7 @@ class Forward {
       int64_t token = heads_before * params_.tokens() + i * params_.width + j;
       for (int s = 0; s < softmaxes_; ++s) {
         own_.softmax[s].close(query);
+        if (!results_.stats) continue;
         results_.stats[2 * s * all * params_.tokens() + token] = own_.softmax[s].top[query];
         results_.stats[(2 * s + 1) * all * params_.tokens() + token] = own_.softmax[s].total[query];
       }
@@ -237,7 +239,7 @@ class Forward {
         int count = params_.dv - c < kLanes ? static_cast<int>(params_.dv - c) : kLanes;
         Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
         if (softmaxes_ == 2) {
-          store_part(results_.first + token * params_.dv + c, result, count);
+          if (results_.stats) store_part(results_.first + token * params_.dv + c, result, count);
           result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
         }
         store_part(out + c, result, count);
@@ -258,7 +260,9 @@ class Forward {
 
 }  // namespace
 
+// Without `stats` nothing is kept for a backward pass.
 PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first) {
+  if (!stats && is_small(*params)) return small_attention(*params, *out);
   Results results{*out, stats, first};
   return params->logit ? Forward<true>::run(*params, results) : Forward<false>::run(*params, results);
 }

@@ -168,15 +168,19 @@ inline Vec exp_weight(Vec x) {
   return select(tiny, Vec{}, times_power(exp2_near_zero(rest), shifted));
 }
 
+// e^x for -87 <= x <= 88.7 with a relative error of at most 1.5e-7; NaN for NaN.
+inline Vec exp_bounded(Vec x) {
+  Vec shifted = x * kLog2E + kRound;
+  Vec whole = shifted - kRound;
+  // ln 2 in two parts, the first short enough for an exact product.
+  Vec rest = (x - whole * 0x1.62e4p-1f) - whole * 0x1.7f7d1cp-20f;
+  return times_power(exp2_near_zero(rest * kLog2E), shifted);
+}
+
 // e^x with a relative error of at most 1.5e-7; 0 below the smallest normal number, inf above the largest, NaN for NaN.
 inline Vec exp(Vec x) {
   IntVec tiny = x < -87.336544f, huge = x > 88.722839f;
-  Vec clamped = select(huge, splat(88.722839f), select(tiny, splat(-87.336544f), x));
-  Vec shifted = clamped * kLog2E + kRound;
-  Vec whole = shifted - kRound;
-  // ln 2 in two parts, the first short enough for an exact product.
-  Vec rest = (clamped - whole * 0x1.62e4p-1f) - whole * 0x1.7f7d1cp-20f;
-  Vec result = times_power(exp2_near_zero(rest * kLog2E), shifted);
+  Vec result = exp_bounded(select(huge, splat(88.722839f), select(tiny, splat(-87.336544f), x)));
   return select(tiny, Vec{}, select(huge, splat(__builtin_inff()), result));
 }
 
