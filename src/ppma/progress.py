@@ -33,15 +33,19 @@ class Progress:
         self._begun = self._drawn = time.monotonic()
         self._finished = threading.Event()
         self._visible = False
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Progress":
         # Counted steps redraw the line themselves: a thread would disturb what they measure.
         if self.total is None and _is_terminal():
-            threading.Thread(target=self._redraw, daemon=True).start()
+            self._thread = threading.Thread(target=self._redraw, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._finished.set()
+        if self._thread is not None:
+            self._thread.join()
         if self._visible:
             _write("")
 
