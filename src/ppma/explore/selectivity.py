@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -212,19 +212,22 @@ def _layer_label(name: str) -> str:
     return name
 
 
+def _records(rows: Sequence[Selectivity], missing: object) -> list[dict[str, Any]]:
+    return [{key: missing if value != value else value for key, value in asdict(row).items()} for row in rows]
+
+
 def selectivity_csv(rows: Sequence[Selectivity]) -> str:
     """The table as CSV; undefined values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [*asdict(rows[0])], lineterminator="\n")
     writer.writeheader()
-    writer.writerows([{key: "" if value != value else value for key, value in asdict(row).items()} for row in rows])
+    writer.writerows(_records(rows, ""))
     return text.getvalue()
 
 
 def selectivity_json(rows: Sequence[Selectivity]) -> str:
     """The table as a JSON list of objects; undefined values are null."""
-    cleaned = [{key: None if value != value else value for key, value in asdict(row).items()} for row in rows]
-    return json.dumps(cleaned, indent=2) + "\n"
+    return json.dumps(_records(rows, None), indent=2) + "\n"
 
 
 def selectivity_summary(rows: Sequence[Selectivity]) -> str:
@@ -233,6 +236,8 @@ def selectivity_summary(rows: Sequence[Selectivity]) -> str:
     for model, layer in dict.fromkeys((row.model, row.layer) for row in rows):
         heads = [row for row in rows if (row.model, row.layer) == (model, layer)]
         both, decay = (_mean([getattr(row, name) for row in heads]) for name in ("both", "decay"))
-        told = f"{both:+.3f}" if both == both else "undefined (constant)"
-        lines.append(f"{model}, {_layer_label(layer)}: correlation {told}, mean decay {decay:.3f}, {len(heads)} heads")
+        described = f"{both:+.3f}" if both == both else "undefined (constant)"
+        lines.append(
+            f"{model}, {_layer_label(layer)}: correlation {described}, mean decay {decay:.3f}, {len(heads)} heads"
+        )
     return "\n".join(lines)
