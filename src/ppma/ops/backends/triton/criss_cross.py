@@ -13,7 +13,7 @@ from torch import Tensor
 from ppma.ops.backends.triton.configs import line_configs, line_tokens
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
-from ppma.ops.backends.triton.potentials import gradient, potentials
+from ppma.ops.backends.triton.potentials import gradients, potentials
 from ppma.ops.backends.triton.tiles import Field, field
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions, Combine
@@ -45,14 +45,13 @@ NO_GRADIENTS = _Gradients(None, None, None)
 class _Lines:
     """All lines along one grid axis, and the attention maps within them."""
 
-    def __init__(self, axis: int, q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> None:
+    def __init__(self, axis: int, q: Tensor, k: Tensor, potential: Tensor, combine: Combine, scale: float) -> None:
         self.axis, self.q, self.k, self.combine, self.scale = axis, q, k, combine, scale
-        self.log_decay = log_decay
-        self.potential = potentials(log_decay, axis, combine)
+        self.potential = potential
         # The largest logit and the sum of each softmax, which `apply` leaves for the gradients.
-        self.stats = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
+        self.stats = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
         # What the potentials receive from the queries and from the keys.
-        self.moved = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
+        self.moved = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
 
     def _tokens(self, tensor: Tensor | None) -> Field | None:
         """(B, heads, H, W, channels) as (B, heads, lines, positions, channels)."""
@@ -144,7 +143,7 @@ class _Lines:
             heads_last_empty(value, value.shape[-1]),
             heads_last_empty(value, value.shape[-1]) if both else None,
         )
-        delta = torch.empty((1, *self.log_decay.shape), dtype=torch.float32, device=q.device)
+        delta = torch.empty(self.potential.shape, dtype=torch.float32, device=q.device)
         self._launch(
             line_backward,
             "queries",
@@ -195,15 +194,12 @@ class _Lines:
             KEY_SIDE=True,
         )
 
-    def log_decay_gradient(self) -> Tensor:
-        """What the last `backward` left for the log-decays."""
-        return gradient(self.moved, self.axis, self.log_decay.dtype)
-
 
 def _rows_and_columns(
     q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: Combine, scale: float
 ) -> tuple[_Lines, _Lines]:
-    return _Lines(ROWS, q, k, log_alpha, combine, scale), _Lines(COLUMNS, q, k, log_beta, combine, scale)
+    alpha, beta = potentials(log_alpha, log_beta, combine)
+    return _Lines(ROWS, q, k, alpha, combine, scale), _Lines(COLUMNS, q, k, beta, combine, scale)
 
 
 def criss_cross_attention(
@@ -257,4 +253,4 @@ def criss_cross_attention_backward(
     assert grads.q is not None
     assert grads.k is not None
     assert grads.value is not None
-    return grads.q, grads.k, grads.value, rows.log_decay_gradient(), columns.log_decay_gradient()
+    return grads.q, grads.k, grads.value, *gradients(rows.moved, columns.moved, log_alpha.dtype)
