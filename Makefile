@@ -1,4 +1,4 @@
-# Everything runs in .venv; `make demo` and `make test` install what they need on the first call.
+# Everything runs in .venv, which the first target installs.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 install: $(INSTALLED)
 
-# The kernels are compiled by the installation, so a changed source installs again (which takes seconds by then).
+# Installing compiles the kernels, so a changed kernel source reinstalls.
 $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/ppma/ops/backends/native/csrc/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
@@ -23,8 +23,8 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
-# The oldest torch and timm that pyproject.toml claims, in an environment of their own (gigabytes, minutes). The package is
-# installed as a user would install it, and is tested from a folder where Python does not find the checkout.
+# The oldest supported torch and timm, in a separate environment (gigabytes, minutes). The package is installed as a user
+# installs it and tested from a folder where Python does not find the checkout.
 OLDEST := build/oldest
 OLDEST_PIP = $(OLDEST)/bin/pip install --quiet --constraint constraints-oldest.txt
 test-oldest:
@@ -33,8 +33,8 @@ test-oldest:
 	$(OLDEST_PIP) --force-reinstall --no-deps .
 	cd tests/oldest && PPMA_OLDEST=1 ../../$(OLDEST)/bin/python -m pytest test_oldest.py
 
-# The native kernels' tests with a library that checks every access and every undefined operation. Leaks are not looked
-# for: Python itself has many at exit. The C++ library is preloaded as well, or the sanitizer misses how to throw.
+# Kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer. Leak detection is off: Python itself leaks at exit.
+# libstdc++ is preloaded because the sanitizer needs its exception functions.
 SANITIZED := build/sanitize/lib/ppma/ops/backends/native
 PRELOADED = $$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)
 KERNEL_TESTS := $(wildcard tests/ops/test_native_*.py) tests/ops/test_empty.py tests/ops/test_default_dtype.py \
@@ -45,9 +45,9 @@ sanitize: $(INSTALLED)
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 PPMA_NATIVE_DIR="$(CURDIR)/$(SANITIZED)" \
 		$(BIN)/python -m pytest -n 2 $(KERNEL_TESTS)
 
-# The same tests on three threads with a library that looks for data races. Its threads are C++ threads instead of
-# OpenMP's, whose barriers ThreadSanitizer does not know (docs/contributing/index.md). `setarch -R` keeps addresses where
-# the sanitizer expects them. What is left out forks, counts memory, or asks for OpenMP itself.
+# Kernel tests on three threads under ThreadSanitizer, with C++ threads instead of OpenMP's, whose barriers it does not
+# understand (docs/contributing/index.md). `setarch -R` disables address randomisation for it. Tests that fork, count
+# memory or need OpenMP are left out.
 RACES := build/sanitize-threads/lib/ppma/ops/backends/native
 sanitize-threads: $(INSTALLED)
 	PPMA_NATIVE_FLAGS="-O1 -g -fsanitize=thread -DPPMA_OWN_THREADS" \

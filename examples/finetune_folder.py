@@ -1,11 +1,11 @@
-"""Fine-tune a backbone on a folder of images, and see what the weights it started from were worth.
+"""Fine-tune a backbone on a folder of images, from a checkpoint and from random weights.
 
     python examples/finetune_folder.py FOLDER --checkpoint FILE
 
-FOLDER holds train/CLASS/IMAGE and val/CLASS/IMAGE; FILE is anything that `ppma.load_checkpoint` reads. Without FOLDER
-one is made of the embedded handwritten digits 5 to 9, with ten training images of each. Without FILE a small backbone
-is trained on the digits 0 to 4 first, so that it has seen handwriting, but none of the classes it is tuned for. The
-same training then starts from those weights and from random ones. The whole takes about a minute on two CPU cores.
+FOLDER holds train/CLASS/IMAGE and val/CLASS/IMAGE; FILE is any weight file that `ppma.load_checkpoint` reads. Without
+FOLDER, the bundled handwritten digits 5 to 9 are used, with ten training images of each. Without FILE, a small backbone
+is first trained on the digits 0 to 4: it has seen handwriting, but none of the classes to learn. It takes about a
+minute on two CPU cores.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from ppma.tasks.run import train
 
 
 def write_digits(folder: Path, wanted: Iterable[int], train_images: int) -> Path:
-    """Write images of these digits as folder/train/DIGIT/*.png (so many of each) and folder/val/DIGIT/*.png."""
+    """Write images of the given digits to folder/train/DIGIT (`train_images` of each) and folder/val/DIGIT."""
     for split, source, limit in (("train", digits("train"), train_images), ("val", digits("test"), None)):
         labels = source.labels()
         for digit in wanted:
@@ -32,34 +32,34 @@ def write_digits(folder: Path, wanted: Iterable[int], train_images: int) -> Path
 
 
 def tune(data: Path, out: Path, steps: int, size: int, init: Path | None) -> float:
-    """Train on a folder of images, from a checkpoint or from random weights; returns the top-1 accuracy in percent."""
+    """Train on a folder of images from a checkpoint or random weights; returns the top-1 accuracy in percent."""
     changes = {
-        "model": "ppma_nano",  # counts without init only: a checkpoint says what model it is
+        "model": "ppma_nano",  # used without init only: a checkpoint determines the model
         "init": init or "null",
         "data.root": data,
         "data.image_size": size,
         "data.crop_pct": 1.0,
-        "augment.hflip": 0.0,  # digits are not mirrored
+        "augment.hflip": 0.0,  # mirrored digits are not digits
         "epochs": "null",
         "steps": steps,
         "eval_steps": steps,  # once, at the end
         "batch_size": 25,
         "lr": 1e-3,
-        "ema": "null",  # a mean over so few steps would hold the first ones
+        "ema": "null",  # too few steps for a moving average
         "workers": 0,
     }
     assignments = [f"{key}={value}" for key, value in changes.items()]
-    return train("folder_finetune", out, assignments=assignments, tensorboard=False)["val_top1"]
+    return train("folder_finetune", out, assignments=assignments)["val_top1"]
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
-    """Fine-tune; returns the accuracy in percent from the checkpoint and from random weights."""
+    """Fine-tune both ways; returns the accuracies in percent."""
     parser = argparse.ArgumentParser(description="fine-tune a backbone on a folder of images")
-    parser.add_argument("folder", type=Path, nargs="?", help="with train/CLASS/IMAGE and val/CLASS/IMAGE")
+    parser.add_argument("folder", type=Path, nargs="?", help="folder with train/CLASS/IMAGE and val/CLASS/IMAGE")
     parser.add_argument("--checkpoint", type=Path, help="weights to start from")
-    parser.add_argument("--steps", type=int, default=30, help="of fine-tuning (default: %(default)s)")
-    parser.add_argument("--first-steps", type=int, default=60, help="on digits 0 to 4 (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=32, help="side of the images (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=30, help="fine-tuning steps (default: %(default)s)")
+    parser.add_argument("--first-steps", type=int, default=60, help="pretraining steps (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=32, help="image size (default: %(default)s)")
     options = parser.parse_args(arguments)
 
     with TemporaryDirectory() as temporary:

@@ -1,7 +1,6 @@
-"""A plain ViT with a class token whose attention is polyline path masked, trained a hundred steps on digits.
+"""A plain ViT with a class token and polyline path masked attention, trained for a hundred steps on digits.
 
-Every pixel of the embedded 8 x 8 handwritten digits is a token. Run it with `python examples/own_vit.py`; it takes some
-seconds on a CPU.
+Each pixel of the bundled 8 x 8 handwritten digits is a token. `python examples/own_vit.py` takes seconds on a CPU.
 """
 
 import torch
@@ -22,7 +21,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.attention(self.norm1(tokens), grid=GRID)  # the class token stands before the grid
+        tokens = tokens + self.attention(self.norm1(tokens), grid=GRID)  # the class token precedes the grid
         return tokens + self.mlp(self.norm2(tokens))
 
 
@@ -43,7 +42,7 @@ class ViT(nn.Module):
 
 
 def main(steps: int = 100, batch: int = 32) -> float:
-    """Train; returns the accuracy on digits that were not trained on."""
+    """Train; returns the accuracy on held-out digits."""
     torch.manual_seed(0)
     images, labels = (torch.from_numpy(array) for array in digit_arrays())
     images, labels = images.float() / images.max(), labels.long()
@@ -61,7 +60,7 @@ def main(steps: int = 100, batch: int = 32) -> float:
             print(f"step {step:3d}  loss {loss.item():.3f}")
     with torch.no_grad():
         accuracy = (model(images[test]).argmax(-1) == labels[test]).float().mean().item()
-    print(f"accuracy on digits not trained on: {accuracy:.1%}")
+    print(f"accuracy on held-out digits: {accuracy:.1%}")
     return accuracy
 
 

@@ -1,14 +1,14 @@
 """Polyline attention on a video: tokens in time, height and width, and a mask with decays along all three.
 
-Three handwritten digits lie over one another in 6 frames of 16 x 16 pixels; one of them drifts, the others stand still.
-The task is to say of each token (2 x 2 pixels of a frame) whether the drifting digit is there, which one frame alone
-does not tell. The model is a small video transformer with linear attention, `((q k^T) * mask) v`, whose mask is the 3D
-polyline path mask: each token has three decays, and the mask between two tokens is the product of the decays on the
-path that walks one axis after the other. By Theorem 3 of the paper that is one `ppma.polyline_scan_nd` of the outer
-products of keys and values, O(N) for N tokens.
+Three handwritten digits overlap in 6 frames of 16 x 16 pixels; one of them drifts, the others are static. The task is
+to predict for each token (2 x 2 pixels of a frame) whether it shows the drifting digit, which a single frame does not
+reveal. The model is a small video transformer with linear attention, `((q k^T) * mask) v`, and the 3D polyline path
+mask: each token has three decays, and the mask between two tokens is the product of the decays along a path that
+follows one axis after the other. By Theorem 3 of the paper this is one `ppma.polyline_scan_nd` of the outer products of
+keys and values, O(N) for N tokens.
 
-Run it with `python examples/video_3d.py`; it trains the same model with the mask and without and prints how well each
-finds the drifting digit, among digits that were not trained on. It takes about a minute on two CPU cores.
+`python examples/video_3d.py` trains the same model with and without the mask and prints how well each finds the
+drifting digit in videos of held-out digits. It takes about a minute on two CPU cores.
 """
 
 import argparse
@@ -28,7 +28,7 @@ STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  
 
 
 def linear_attention_3d(q: Tensor, k: Tensor, v: Tensor, log_decays: Sequence[Tensor] | None) -> Tensor:
-    """A weighted mean of v with the weights `(q k^T) * mask`, never holding N x N numbers.
+    """A weighted mean of v with weights `(q k^T) * mask`, without an N x N matrix.
 
     Args:
         q: (B, heads, T, H, W, d), > 0.
@@ -60,7 +60,7 @@ class Block(nn.Module):
         tokens = self.norm1(x)
         q, k, v = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).movedim((-3, -2), (0, 2))
         log_decays = None
-        if self.decay is not None:  # three for each token and head
+        if self.decay is not None:  # three per token and head
             log_decays = list(-F.softplus(self.decay(tokens)).unflatten(-1, (3, self.heads)).movedim((-2, -1), (0, 2)))
         out = linear_attention_3d(F.elu(q) + 1, F.elu(k) + 1, v, log_decays)
         x = x + self.proj(out.movedim(1, -2).flatten(-2))
@@ -79,13 +79,13 @@ class VideoTransformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 1)
 
     def forward(self, video: Tensor) -> Tensor:
-        """Videos (B, T, 16, 16) to a logit for each token, (B, T, 8, 8): > 0 where something moves."""
+        """Videos (B, T, 16, 16) to one logit per token, (B, T, 8, 8): > 0 where something moves."""
         tokens = self.embed(patches(video)) + sum(self.positions)
         return self.head(self.norm(self.blocks(tokens))).squeeze(-1)
 
 
 def patches(video: Tensor) -> Tensor:
-    """The pixels of each token, (..., 16, 16) to (..., 8, 8, 4)."""
+    """Split into tokens of 2 x 2 pixels, (..., 16, 16) to (..., 8, 8, 4)."""
     return video.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH)).movedim(-3, -2).flatten(-2)
 
 
@@ -97,7 +97,7 @@ def make_videos(digits: Tensor, count: int, generator: torch.Generator) -> tuple
     steps = torch.randint(len(STEPS), (count,), generator=generator).tolist()
     still, moving = torch.empty(count, 1, SIDE, SIDE), torch.empty(count, FRAMES, SIDE, SIDE)
     for video in range(count):
-        # What leaves the frame on one side comes in on the other.
+        # Digits wrap around at the borders.
         first, *others = (plane.roll(place, (0, 1)) for plane, place in zip(planes[video], places[video], strict=True))
         still[video] = torch.maximum(*others)
         down, right = STEPS[steps[video]]
@@ -108,11 +108,11 @@ def make_videos(digits: Tensor, count: int, generator: torch.Generator) -> tuple
 
 class Result(NamedTuple):
     losses: list[float]
-    overlap: float  # tokens that are the drifting digit and were found, over those that are or were called so
+    overlap: float  # intersection over union of predicted and true tokens
 
 
 def train(masked: bool, steps: int, batch: int, test: int) -> Result:
-    """Train one model and measure it on videos of other digits."""
+    """Train one model and evaluate it on videos of held-out digits."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     digits = torch.from_numpy(digit_arrays()[0]).float() / 255
@@ -136,11 +136,11 @@ def train(masked: bool, steps: int, batch: int, test: int) -> Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[bool, Result]:
-    """Train with the mask and without; returns what came of each."""
+    """Train with and without the mask; returns the result of each."""
     parser = argparse.ArgumentParser(description="3D polyline attention on toy videos")
-    parser.add_argument("--steps", type=int, default=200, help="of training, each model (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="videos of a step (default: %(default)s)")
-    parser.add_argument("--test", type=int, default=100, help="videos to measure on (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="training steps per model (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="videos per step (default: %(default)s)")
+    parser.add_argument("--test", type=int, default=100, help="videos to evaluate on (default: %(default)s)")
     options = parser.parse_args(arguments)
     results = {}
     for masked in (True, False):

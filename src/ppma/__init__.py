@@ -3,6 +3,9 @@
 from ppma.models import CheckpointError, load_checkpoint, open_checkpoint, optimize_for_inference, save_checkpoint
 from ppma.ops import (
     BackendUnavailableError,
+    causal_attention,
+    causal_mask,
+    causal_scan,
     criss_cross_attention,
     decomposed_attention,
     linear_attention,
@@ -20,6 +23,9 @@ __all__ = [
     "BackendUnavailableError",
     "CheckpointError",
     "__version__",
+    "causal_attention",
+    "causal_mask",
+    "causal_scan",
     "criss_cross_attention",
     "decomposed_attention",
     "linear_attention",

@@ -1,8 +1,7 @@
-"""Configurations: frozen dataclasses filled from YAML, checked before anything is loaded.
+"""Configurations: frozen dataclasses filled from YAML and validated before anything is loaded.
 
-A schema is a frozen dataclass whose field types say what a key takes: numbers, words, `Literal` choices, tuples,
-`| None`, free mappings (`dict`) and nested dataclasses. What a type cannot say, its `__post_init__` checks with
-`require`.
+A schema is a frozen dataclass. Its field types are validated: numbers, strings, `Literal` choices, tuples, `| None`,
+free mappings (`dict`) and nested dataclasses. Ranges are validated by `require` in its `__post_init__`.
 """
 
 import dataclasses
@@ -19,25 +18,32 @@ import yaml
 
 Schema = TypeVar("Schema")
 
-# Far above any honest file; beyond it a file is damaged, or made to exhaust whoever reads it.
+# Far above any real configuration; a larger file is damaged or hostile.
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1 << 17, 20, 20_000
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message, one line, names the key."""
+    """An invalid configuration; the message is one line and names the key."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 def require(condition: bool, key: str, expected: str, got: object) -> None:
-    """Raise a ConfigError about `key` unless the condition holds."""
+    """Raise a ConfigError about `key` unless the condition holds.
+
+    Examples:
+        >>> require(0 < 3, "lr", "a number > 0", 3)
+        >>> require(0 < -1, "lr", "a number > 0", -1)
+        Traceback (most recent call last):
+        ppma.config.ConfigError: lr: expected a number > 0, got -1
+    """
     if not condition:
         raise ConfigError(f"{key}: expected {expected}, got {shown(got)}")
 
 
 def shown(value: object) -> str:
-    """A value in a message: on one line, and short."""
+    """A value as it appears in a message: on one line, and short."""
     return _SHORT.repr(value)
 
 
@@ -47,20 +53,20 @@ _SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxdict = 8
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and no key twice."""
+    """Safe YAML that refuses duplicate keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                raise yaml.composer.ComposerError(None, None, f"the key {shown(key.value)} twice", key.start_mark)
+                raise yaml.composer.ComposerError(None, None, f"duplicate key {shown(key.value)}", key.start_mark)
             seen.add((key.tag, str(key.value)))
         return node
 
 
 def _parse(text: str, source: str) -> Any:
-    """The value of a YAML text."""
+    """Parse YAML text; `source` names it in messages."""
     try:
         value = yaml.load(text, _Loader)
         _check_size(value)
@@ -72,23 +78,23 @@ def _parse(text: str, source: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{source}: expected at most {MAX_DEPTH} sections within each other, got more") from None
-    except (ValueError, OverflowError, TypeError) as error:  # numbers and dates that YAML has and Python has not
+        raise ConfigError(f"{source}: expected at most {MAX_DEPTH} nested sections, got more") from None
+    except (ValueError, OverflowError, TypeError) as error:  # numbers and dates beyond Python's limits
         raise ConfigError(f"{source}: not valid YAML: {error}") from None
     return value
 
 
 def _check_size(value: Any) -> None:
-    """Refuse what would be endless, or endlessly large, once its aliases are written out."""
+    """Refuse values that are recursive, or huge once aliases are expanded."""
     counted: dict[int, int] = {}
 
     def count(part: Any, above: tuple[int, ...]) -> int:
         if not isinstance(part, list | dict | set | tuple):
             return 1
         if id(part) in above:
-            raise ConfigError("expected plain values, got a section within itself")
+            raise ConfigError("expected plain values, got a section that contains itself")
         if len(above) >= MAX_DEPTH:
-            raise ConfigError(f"expected at most {MAX_DEPTH} sections within each other, got more")
+            raise ConfigError(f"expected at most {MAX_DEPTH} nested sections, got more")
         if id(part) not in counted:
             inner = [*part.keys(), *part.values()] if isinstance(part, dict) else part
             counted[id(part)] = 1 + sum(count(item, (*above, id(part))) for item in inner)
@@ -100,7 +106,7 @@ def _check_size(value: Any) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read a YAML file that holds a mapping."""
     path = Path(path)
     if not path.is_file():
         found = "a folder" if path.is_dir() else "none"
@@ -120,9 +126,9 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """A copy with `key=value` assignments applied; dots reach into sections, values are YAML.
+    """Apply `key=value` assignments to a copy; dots select sections, values are YAML.
 
-    Example:
+    Examples:
         >>> override({"lr": 1, "data": {"root": "a"}}, ["lr=1e-3", "data.root=b", "ema=null"])
         {'lr': '1e-3', 'data': {'root': 'b'}, 'ema': None}
     """
@@ -142,12 +148,23 @@ def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
 
 
 def build(schema: type[Schema], values: Mapping[str, Any], *, source: str = "config") -> Schema:
-    """An instance of the schema, or a ConfigError that names the key, what was expected and what came.
+    """Validate `values` and build an instance of the schema.
 
     Args:
         schema: a frozen dataclass.
         values: as read from YAML.
-        source: named in messages.
+        source: prefix of error messages, such as the file's path.
+
+    Raises:
+        ConfigError: names the key, what was expected and the value found.
+
+    Examples:
+        >>> from ppma.engine.config import EmaConfig
+        >>> build(EmaConfig, {"decay": 0.9})
+        EmaConfig(decay=0.9, reference_batch=None)
+        >>> build(EmaConfig, {"decai": 0.9}, source="run.yaml")
+        Traceback (most recent call last):
+        ppma.config.ConfigError: run.yaml: decai: unknown key; did you mean decay?
     """
     try:
         return _section(schema, values, prefix="")
@@ -156,10 +173,14 @@ def build(schema: type[Schema], values: Mapping[str, Any], *, source: str = "con
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of what `build` takes, for editors; no key is required, since a base may bring it.
+    """The JSON schema of what `build` accepts, for editors. No key is required, since a base recipe may set it.
 
     Args:
         kind: a schema, or the type of a field.
+
+    Examples:
+        >>> json_schema(tuple[float, ...])
+        {'type': 'array', 'items': {'type': 'number'}}
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, Union):
@@ -179,7 +200,7 @@ def json_schema(kind: Any) -> dict[str, Any]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values for YAML, the inverse of `build`."""
+    """Convert a configuration to plain values for YAML; the inverse of `build`."""
     return {key: _plain(value) for key, value in dataclasses.asdict(config).items()}
 
 
@@ -189,7 +210,12 @@ def write(config: Any, path: str | Path) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What changed between two configurations, as lines `key: old -> new`."""
+    """List the changes between two configurations, as `key: old -> new`.
+
+    Examples:
+        >>> differences({"lr": 0.1, "ema": {"decay": 0.9}}, {"lr": 0.2, "ema": {"decay": 0.9}})
+        ['lr: 0.1 -> 0.2']
+    """
     changes: list[str] = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
@@ -235,7 +261,7 @@ def _required(field: dataclasses.Field) -> bool:
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:
-    """`value` as the type `kind`; a whole number may stand for a float, as may a text like 1e-3 that YAML left one."""
+    """Validate `value` as the type `kind`; floats also accept whole numbers and strings like "1e-3"."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, Union):
         if value is None and type(None) in arguments:

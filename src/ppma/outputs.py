@@ -1,4 +1,4 @@
-"""Where a command writes: checked before its work, not after."""
+"""Checks of output paths, made before the work rather than after it."""
 
 import os
 import tempfile
@@ -7,15 +7,26 @@ from pathlib import Path
 
 
 def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> Path:
-    """The path of a file that can be written, or a ValueError that says why it cannot.
+    """Check that a file can be written, without touching it.
 
     Args:
-        name: of the argument, for messages.
-        path: of the file; what is there is left as it is.
-        suffixes: how its name may end, anything if empty.
+        name: name of the argument, for messages.
+        path: the file.
+        suffixes: allowed suffixes in lower case; any if empty.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: the file cannot be written; the message says why.
+
+    Examples:
+        >>> check_target("OUT", "model.bin", (".onnx", ".pt2"))
+        Traceback (most recent call last):
+        ValueError: OUT: expected a name that ends in .onnx or .pt2, got 'model.bin'
     """
     target = Path(path)
-    if suffixes and target.suffix not in suffixes:
+    if suffixes and target.suffix.lower() not in suffixes:
         raise ValueError(f"{name}: expected a name that ends in {' or '.join(suffixes)}, got {str(path)!r}")
     if target.is_dir():
         raise ValueError(f"{name}: expected a file, got the folder {target}")

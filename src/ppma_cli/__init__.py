@@ -1,7 +1,7 @@
-"""The `ppma` command: one module a command, each with `add_arguments(parser)` and `run(arguments)`.
+"""The `ppma` command: one module per command, each with `add_arguments(parser)` and `run(arguments)`.
 
-This package stands beside `ppma`, whose import brings torch: a module here imports it inside `run`, so that help and
-usage errors answer at once.
+Importing `ppma` imports torch, which takes seconds. Modules here import it inside `run`, so help and usage errors are
+immediate.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from ppma_cli import (
     recipes,
     settings,
     train,
+    weights,
 )
 
 COMMANDS: dict[str, ModuleType] = {
@@ -48,6 +49,7 @@ COMMANDS: dict[str, ModuleType] = {
         figure,
         explore,
         info,
+        weights,
         convert,
         export,
     )
@@ -55,17 +57,23 @@ COMMANDS: dict[str, ModuleType] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake is one line on stderr and exit code 2, a run that failed is one line and 1."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    arguments, unknown = make_parser().parse_known_args(words)
-    name = arguments.command
-    unknown = settings.collect(arguments, unknown, words)
-    if unknown:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    """Run a command and return its exit code.
+
+    A user error is one line on stderr and exit code 2, a failed run one line and 1. When the reader of a pipe exits, as
+    `head` does, the command ends quietly with 141, like a program killed by SIGPIPE.
+    """
+    name = "ppma"
     try:
-        return COMMANDS[name].run(arguments)
+        try:
+            arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+            name = f"ppma {arguments.command}"
+            return COMMANDS[arguments.command].run(arguments)
+        finally:
+            _flush()
+    except BrokenPipeError:
+        return 128 + 13  # SIGPIPE, which Windows lacks
     except ModuleNotFoundError as error:
-        print(f"ppma {name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
+        print(f"{name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         _print_error(name, str(stop) or "interrupted")
@@ -78,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """The parser for all commands."""
     parser = argparse.ArgumentParser(
         prog="ppma", description="Polyline path masked attention: structured 2D masks for attention, exact and fast."
     )
@@ -94,8 +102,26 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _parse(words: list[str]) -> argparse.Namespace:
+    arguments, unknown = make_parser().parse_known_args(words)
+    unknown = settings.collect(arguments, unknown, words)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
+
+
+def _flush() -> None:
+    """Flush stdout here, where errors are handled; the interpreter would report them once more at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def _report_failure(name: str, error: RuntimeError) -> int:
-    """One line for the failures that the library announces; others are bugs and are raised."""
+    """One line for the failures that the library declares; anything else is a bug and keeps its traceback."""
     from ppma import BackendUnavailableError
     from ppma.engine.errors import RunError, StoppedError
 
@@ -110,4 +136,4 @@ def _print_error(name: str, error: Exception | str) -> None:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    print(f"ppma {name}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`ppma ablate`: compare the masks."""
+"""`ppma ablate`: compare masks."""
 
 import argparse
 from pathlib import Path
@@ -7,26 +7,30 @@ from ppma_cli import choices
 from ppma_cli.output import show_warnings_in_one_line
 from ppma_cli.settings import add_settings
 
-HELP = "compare the masks: train each with several seeds, one table"
+HELP = "train one recipe with each mask and several seeds; print one table"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
-        help="a name (`ppma recipes` lists them), for example digits_ablation, or a YAML file",
+        help="a recipe name (see `ppma recipes`), such as digits_ablation, or a YAML file",
     )
-    parser.add_argument("--masks", default=",".join(choices.MASKS), help="comma-separated (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs for each mask")
-    parser.add_argument("--out", help="folder of the runs and the table (default: runs/ and the name of the recipe)")
+    parser.add_argument(
+        "--masks",
+        default=",".join(choices.MASKS),
+        help="comma-separated (default: all); 2d-linear is the 2d mask with linear attention in all stages",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="runs per mask (default: %(default)s)")
+    parser.add_argument("--out", help="output folder for the runs and the table (default: runs/RECIPE)")
     add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train with each mask and several seeds, and print one table; finished runs are not repeated."""
+    """Train with each mask and several seeds and print one table; finished runs are reused."""
     from ppma.engine.errors import StoppedError
     from ppma.tasks import registry
-    from ppma.tasks.classification.ablation import Ablation
+    from ppma.tasks.ablation import Ablation
 
     show_warnings_in_one_line()
     config = registry.load_config(arguments.recipe, arguments.assignments)
@@ -35,11 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         study.run()
     except StoppedError as stopped:
-        raise StoppedError("stopped; the same command goes on from here", stopped.signal) from None
+        raise StoppedError("stopped; run the same command again to continue", stopped.signal) from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on from the newest checkpoint") from None
-    finally:  # a run that fails does not take the finished ones with it
+        raise KeyboardInterrupt(
+            "interrupted; run the same command again to continue from the latest checkpoint"
+        ) from None
+    finally:  # print the finished runs even if a later one failed
         if study.results():
             print(study.table())
-            print(f"\nwritten: {out / 'ablation.md'}, {out / 'ablation.json'}")
+            print(f"\nwrote {out / 'ablation.md'}, {out / 'ablation.json'}")
     return 0

@@ -1,57 +1,88 @@
-"""`ppma bench`: which suite, how long, and where the numbers go."""
+"""`ppma bench`: run a benchmark suite, print tables and write JSON."""
 
 import argparse
 import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppma.bench.report import Report
 
-HELP = "measure, and compare with another implementation"
+HELP = "benchmark operators and models, or compare with another implementation"
 
 SUITES = ("ops", "models", "scaling", "floor", "against")
 _LARGEST_BATCH, _LARGEST_SIZE, _MOST_ROUNDS = 1 << 16, 1 << 14, 1 << 16
+_MODEL, _BATCH, _ROUNDS_AGAINST = "ppma_tiny", 8, 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", nargs="?", choices=SUITES)
-    parser.add_argument("other", nargs="?", help="against: FILE.py:callable, another implementation")
-    parser.add_argument("--device", default="cpu", help="cuda: the GPU kernels beside PyTorch, without a suite")
-    parser.add_argument("--model", default="ppma_tiny", help="models, floor, against (default: %(default)s)")
+    parser.add_argument("other", nargs="?", help="against: another implementation, FILE.py:callable")
+    parser.add_argument("--device", default="cpu", help="cuda: the GPU kernels and PyTorch, without a suite")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        metavar="NAME",
+        help=f"models: any timm models, compared with the first; floor, against: one of ours (default: {_MODEL})",
+    )
+    parser.add_argument(
+        "--paper", action="store_true", help="models: the paper's throughput table, with the paper's figures"
+    )
     parser.add_argument("--operator", help="against: compare this operator instead of a model")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=224, help="height and width of the images")
-    parser.add_argument("--rounds", type=int, help="interleaved rounds (default: the suite's own)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
+    parser.add_argument("--batch", type=int, help=f"images per step (default: {_BATCH}; --paper: 64)")
+    parser.add_argument("--size", type=int, default=224, help="height and width of the images (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (default: depends on the suite)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here, after each round")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print tables, write JSON."""
+    """Run a suite; print each table when it is complete, and what is measured if interrupted."""
     if args.suite is None and args.device == "cpu":
         raise ValueError(f"suite: expected one of {', '.join(SUITES)}, or --device cuda; got nothing")
     if args.suite is not None and args.device != "cpu":
         raise ValueError(f"suite: expected none with --device {args.device}, got {args.suite!r}")
     if args.suite == "against" and args.other is None:
         raise ValueError("against: expected FILE.py:callable after `ppma bench against`, got nothing")
+    if args.paper and (args.suite != "models" or args.model):
+        raise ValueError("--paper: expected with `ppma bench models` and without --model")
     _check_numbers(args)
     from ppma.bench.report import environment
 
     _check_names(args)
     _settle_malloc()
-    reports = _reports(args)
     where = environment()
-    for report in reports:
-        print(report.markdown(), end="\n\n")
+    results: dict[str, Report] = {}
+
+    def publish(report: "Report") -> None:
+        results[report.title] = report
+        if args.json:
+            _write(args.json, where, results.values(), complete=False)
+
+    try:
+        for report in _reports(args, publish):
+            publish(report)
+            print(report.markdown(), end="\n\n", flush=True)
+    except KeyboardInterrupt:
+        if results and (last := list(results.values())[-1]).partial:
+            print(last.markdown())
+        raise
+    if args.json:
+        _write(args.json, where, results.values(), complete=True)
     print("Measured on: " + ", ".join(f"{name} {value}" for name, value in where.items()))
     if args.json:
-        document = {"environment": where, "reports": [report.as_dict() for report in reports]}
-        args.json.write_text(json.dumps(document, indent=2) + "\n")
-        print(f"Written to {args.json}")
+        print(f"wrote {args.json}")
     return 0
+
+
+def _write(path: Path, where: dict[str, Any], reports: Iterable["Report"], complete: bool) -> None:
+    from ppma.atomic import write_atomically
+
+    document = {"environment": where, "complete": complete, "reports": [report.as_dict() for report in reports]}
+    write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
@@ -70,23 +101,40 @@ def _check_names(args: argparse.Namespace) -> None:
     from ppma.ops import checks
     from ppma.outputs import check_target
 
-    if args.suite in ("models", "floor", "against"):
-        checks.one_of("--model", args.model, CONFIGS)
-    if args.suite == "models" and not args.model.startswith("ppma_"):
-        raise ValueError(f"--model: expected a PPMA model, beside which RMT stands anyway, got {args.model!r}")
+    names = args.model or [_MODEL]
+    if args.suite == "models":
+        for name in names:
+            _check_timm_name(name)
+    elif args.suite in ("floor", "against"):
+        if len(names) > 1:
+            raise ValueError(f"--model: expected one model, got {' '.join(names)}")
+        checks.one_of("--model", names[0], CONFIGS)
     if args.operator is not None:
         checks.one_of("--operator", args.operator, OPERATORS)
     if args.json is not None:
         check_target("--json", args.json)
 
 
-def _reports(args: argparse.Namespace) -> "list[Report]":
+def _check_timm_name(name: str) -> None:
+    import difflib
+
+    import timm
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"--model: expected a timm model, got {name!r}{hint}")
+
+
+def _reports(args: argparse.Namespace, publish: "Callable[[Report], None]") -> "Iterable[Report]":
     from ppma.bench import against, floor, models, ops, scaling
+    from ppma.models import CONFIGS
 
     rounds = {} if args.rounds is None else {"rounds": args.rounds}
-    sizes = {"batch": args.batch, "size": args.size}
+    sizes = {"batch": args.batch or _BATCH, "size": args.size}
+    names = args.model or [_MODEL]
     if args.device != "cpu":
-        from ppma.bench.gpu import measure  # which needs Triton
+        from ppma.bench.gpu import measure  # needs Triton
 
         return measure.run(args.device, **rounds)
     if args.suite == "ops":
@@ -94,17 +142,22 @@ def _reports(args: argparse.Namespace) -> "list[Report]":
     if args.suite == "scaling":
         return scaling.suite(**rounds)
     if args.suite == "floor":
-        return floor.suite(args.model, **sizes, **rounds)
+        return floor.suite(names[0], **sizes, **rounds)
+    if args.paper:
+        return models.paper_table(batch=args.batch or models.PAPER_BATCH, size=args.size, publish=publish, **rounds)
     if args.suite == "models":
-        return models.suite(args.model, **sizes, **rounds)
+        if len(names) == 1 and names[0] in CONFIGS and names[0].startswith("ppma_"):
+            return models.suite(names[0], publish=publish, **sizes, **rounds)
+        return models.baselines(names, publish=publish, **sizes, **rounds)
     other = against.load(args.other)
+    rounds = {"rounds": args.rounds or _ROUNDS_AGAINST}
     if args.operator:
-        return [against.compare_operator(other, args.operator, rounds=args.rounds or 9)]
-    return [against.compare_models(other, args.model, rounds=args.rounds or 9, **sizes)]
+        return [against.compare_operator(other, args.operator, **rounds)]
+    return [against.compare_models(other, names[0], **rounds, **sizes)]
 
 
 def _settle_malloc() -> None:
-    """Start this command again with fixed malloc thresholds, which glibc reads only when a process starts."""
+    """Restart this command with fixed malloc thresholds, which glibc reads at process start only."""
     from ppma.bench.report import MALLOC
 
     if sys.platform == "linux" and not all(name in os.environ for name in MALLOC):

@@ -1,8 +1,8 @@
-"""Words that options take, written out here because the library that defines them imports torch. A test compares."""
+"""Choices of options, copied from the library because importing it imports torch; a test compares the two."""
 
 MASKS = ("none", "rmt", "cross", "hilbert", "v2h", "2d", "shared")
 FORMULATIONS = ("paper", "release")
-ATTENTION_KINDS = ("full", "criss_cross")
+ATTENTION_KINDS = ("full", "criss_cross", "linear", "decomposed")
 AMP = ("none", "bf16", "fp16")
 PATHS = ("v2h", "h2v")
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")

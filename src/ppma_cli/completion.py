@@ -1,4 +1,4 @@
-"""`ppma --print-completion SHELL`: a completion script, made by shtab from the parsers."""
+"""`ppma --print-completion SHELL`: a shell completion script, generated from the parsers by shtab."""
 
 import argparse
 from typing import Any
@@ -22,7 +22,7 @@ class _Print(argparse.Action):
 
 
 def _complete_files(parser: argparse.ArgumentParser, files: Any) -> None:
-    """What takes neither a choice nor a number may be a file."""
+    """Complete file names for arguments that are neither choices nor numbers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

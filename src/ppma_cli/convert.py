@@ -1,23 +1,31 @@
-"""`ppma convert`: a safetensors file of the authors' checkpoint."""
+"""`ppma convert`: convert the authors' checkpoints to safetensors."""
 
 import argparse
 
 from ppma_cli import choices
 from ppma_cli.model_options import larger_model
 
-HELP = "make a safetensors file of the authors' checkpoint"
+HELP = "convert one of the authors' checkpoints to safetensors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="a checkpoint of the authors, best.pth for example")
+    parser.add_argument(
+        "source", metavar="IN", help="a checkpoint of the authors, such as best.pth, or a published name"
+    )
     parser.add_argument("target", metavar="OUT.safetensors")
-    parser.add_argument("--ema", action="store_true", help="take the EMA weights")
-    parser.add_argument("--mask", choices=choices.MASKS, help="where shapes do not tell it, v2h for example")
+    parser.add_argument(
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="use the EMA weights or the raw ones (default: EMA weights if the file has them)",
+    )
+    parser.add_argument(
+        "--mask", choices=choices.MASKS, help="the mask, where the shapes leave it open (v2h, for example)"
+    )
     parser.add_argument(
         "--kinds",
         nargs="+",
         choices=choices.ATTENTION_KINDS,
-        help="attention of each stage, for shapes of no published model",
+        help="attention of each stage, if the shapes match no published model",
     )
 
 
@@ -26,16 +34,22 @@ def run(arguments: argparse.Namespace) -> int:
     from ppma.models import load_checkpoint, open_checkpoint, save_checkpoint
     from ppma.models.timm_config import variant_name
     from ppma.outputs import check_target
+    from ppma.tasks.registry import task_class
 
-    target = check_target("OUT", arguments.target, (".safetensors",))
     overrides = {
         option: getattr(arguments, option) for option in ("mask", "kinds") if getattr(arguments, option) is not None
     }
     source = open_checkpoint(arguments.source)
+    if source.larger and not arguments.ema:
+        target = check_target("OUT", arguments.target, (".safetensors", ".pth"))
+        if line := task_class(source.task, f"{source.path}: task").convert(source, target, **overrides):
+            print(line)
+            return 0
+    target = check_target("OUT", arguments.target, (".safetensors",))
     model = load_checkpoint(source, ema=arguments.ema, **overrides)
     save_checkpoint(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    name = variant_name(model.config) or "a model of its own"
+    name = variant_name(model.config) or "custom architecture"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     if inside := larger_model(source):
         print(f"converted: the backbone of {inside}, without its heads")

@@ -1,4 +1,4 @@
-"""`ppma demo`: from training to pictures of what was learned."""
+"""`ppma demo`: train, evaluate and visualise a small model."""
 
 import argparse
 from pathlib import Path
@@ -6,16 +6,18 @@ from pathlib import Path
 from ppma_cli.output import show_warnings_in_one_line
 from ppma_cli.settings import add_settings
 
-HELP = "train on the embedded digits, measure and look inside, in minutes"
+HELP = "train on the bundled digits, evaluate and visualise, in minutes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", default="runs/demo", help="folder that is rewritten")
+    parser.add_argument(
+        "--out", default="runs/demo", help="output folder; an earlier run in it is overwritten (default: %(default)s)"
+    )
     add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train a small model on handwritten digits, evaluate it and look inside."""
+    """Train a small model on handwritten digits, evaluate it and visualise its attention."""
     from ppma.tasks.classification import demo
 
     show_warnings_in_one_line()

@@ -1,4 +1,4 @@
-"""`ppma eval`: measure a checkpoint."""
+"""`ppma eval`: evaluate a checkpoint."""
 
 import argparse
 import json
@@ -7,22 +7,22 @@ from ppma_cli import choices
 from ppma_cli.output import show_warnings_in_one_line, tell
 from ppma_cli.settings import add_settings
 
-HELP = "measure a checkpoint on held-out data"
+HELP = "evaluate a checkpoint on held-out data"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
+    parser.add_argument("checkpoint", help="any weight file, best.safetensors of a run, or a published name")
     parser.add_argument("--data", required=True, help="a recipe, a folder, or digits")
-    parser.add_argument("--split", help="which part of the data (default: the held-out one)")
-    parser.add_argument("--batch-size", type=int, help="of one process (default: 64; detection, segmentation: 4)")
-    parser.add_argument("--workers", type=int, default=0, help="loader processes")
-    parser.add_argument("--amp", choices=choices.AMP, default="none")
+    parser.add_argument("--split", help="data split (default: the held-out split)")
+    parser.add_argument("--batch-size", type=int, help="per process (default: 64; detection and segmentation: 4)")
+    parser.add_argument("--workers", type=int, default=0, help="data loader processes (default: %(default)s)")
+    parser.add_argument("--amp", choices=choices.AMP, default="none", help="mixed precision (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on held-out data."""
+    """Evaluate a checkpoint and print its metrics."""
     from ppma.engine.logging import format_metrics
     from ppma.models import open_checkpoint
     from ppma.tasks.registry import task_class

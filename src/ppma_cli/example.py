@@ -1,12 +1,12 @@
-"""`ppma example`: the paper's example."""
+"""`ppma example`: the paper's 4 x 4 example."""
 
 import argparse
 
-HELP = "the paper's 4 x 4 example, worked out"
+HELP = "print the paper's 4 x 4 example, worked out step by step"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The example takes none."""
+    """No arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:

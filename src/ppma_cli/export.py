@@ -1,4 +1,4 @@
-"""`ppma export`: a classifier, a whole segmentation model or a backbone as ONNX or as a torch.export program."""
+"""`ppma export`: export a classifier, a segmentation model or a backbone to ONNX or torch.export."""
 
 import argparse
 import importlib.util
@@ -11,32 +11,32 @@ from ppma_cli.model_options import add_changes, backbone, check_image_size, mode
 if TYPE_CHECKING:
     from torch import nn
 
-HELP = "write a model as ONNX or as a torch.export program"
+HELP = "export a model to ONNX or torch.export"
 
-_AGREEMENT = 1e-3  # more than float32 can explain
+_AGREEMENT = 1e-3  # larger differences are not float32 rounding
 _SUFFIXES = (".onnx", ".pt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="a registered name or a weight file, of a segmentation model too"
-    )
-    parser.add_argument("target", metavar="OUT", help="OUT.onnx, or OUT.pt2 for a torch.export program")
+    parser.add_argument("model", metavar="MODEL", help="a registered name, a weight file or a published name")
+    parser.add_argument("target", metavar="OUT", help="FILE.onnx, or FILE.pt2 for a torch.export program")
     add_changes(parser)
     parser.add_argument(
-        "--static", action="store_true", help="fix batch 1, height and width instead of leaving them open"
+        "--static", action="store_true", help="fix batch 1, height and width instead of exporting dynamic axes"
     )
-    parser.add_argument("--backbone-only", action="store_true", help="the features of every stage, without any head")
-    parser.add_argument("--opset", type=int, default=choices.OPSET, help="of ONNX (default: %(default)s)")
+    parser.add_argument(
+        "--backbone-only", action="store_true", help="export the features of every stage, without a head"
+    )
+    parser.add_argument("--opset", type=int, default=choices.OPSET, help="ONNX opset (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export a model and compare the file with it."""
+    """Export a model and compare the file's outputs with the model's."""
     from ppma.models import export as exporting
     from ppma.outputs import check_target
 
     target = check_target("OUT", arguments.target, _SUFFIXES)
-    if target.suffix == ".onnx":
+    if target.suffix.lower() == ".onnx":
         _check_onnx(arguments.opset)
     asked = check_image_size(arguments.size) if arguments.size else None
     model, outputs = _subject(arguments)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     exporting.check_size(model, (height, width), dynamic=dynamic)
     sizes = [(height, width), (height + 32, width + 17)] if dynamic else [(height, width)]
     print("capturing the graph; a large model with open sizes takes a minute or more", file=sys.stderr)
-    if target.suffix == ".onnx":
+    if target.suffix.lower() == ".onnx":
         exporting.export_onnx(
             model, target, (height, width), dynamic=dynamic, opset=arguments.opset, outputs=[*outputs]
         )
@@ -73,7 +73,7 @@ def _check_onnx(opset: int) -> None:
 
 
 def _subject(arguments: argparse.Namespace) -> tuple["nn.Module", dict[str, str]]:
-    """What is exported, and its outputs: names, and descriptions."""
+    """The module to export, and its outputs as name -> description."""
     from ppma.models import Checkpoint
     from ppma.models.export import StageFeatures
     from ppma.tasks.registry import task_class

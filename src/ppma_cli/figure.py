@@ -1,4 +1,4 @@
-"""`ppma figure`: the options of each figure. All counts start at 1."""
+"""`ppma figure`: the options of each figure. Indices are 1-based."""
 
 import argparse
 from pathlib import Path
@@ -6,69 +6,98 @@ from pathlib import Path
 from ppma_cli import choices
 from ppma_cli.model_options import add_subject
 
-HELP = "draw paths, masks, attention, costs: .png, .pdf, .svg, .gif"
+HELP = "draw paths, masks, attention or costs to .png, .pdf, .svg or .gif"
 
-Pair = tuple[int, int]
+_FORMATS = {"attention": ".png, .pdf, .svg or .gif", "selectivity": ".png, .pdf, .svg; .csv or .json for the table"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The figure's name with its own options, and where to write it."""
+    """Add one subcommand per figure."""
     figures = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, (text, add_options) in FIGURES.items():
         figure = figures.add_parser(name, help=text, description=text)
         add_options(figure)
-        formats = ".png, .pdf, .svg or .gif" if name == "attention" else ".png, .pdf or .svg"
-        figure.add_argument("--out", type=Path, required=True, help=f"a {formats} file")
+        formats = _FORMATS.get(name, ".png, .pdf or .svg")
+        several = {"nargs": "+", "metavar": "FILE"} if name == "selectivity" else {}
+        figure.add_argument("--out", type=Path, required=True, help=f"output file: {formats}", **several)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw and write a figure."""
+    """Draw a figure and write it."""
     from ppma.explore import figures
 
     figures.write(arguments)
-    print(f"Written to {arguments.out}")
+    written = arguments.out if isinstance(arguments.out, list) else [arguments.out]
+    print(f"wrote {', '.join(map(str, written))}")
     return 0
 
 
-def _pair(text: str) -> Pair:
-    """Two numbers, "3,4"."""
+def _numbers(text: str, example: str, word: str) -> tuple[int, ...]:
+    """Parse as many integers as the example has, separated by commas."""
     try:
-        first, second = (int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected two whole numbers such as 3,4, got {text!r}") from None
-    return first, second
+        numbers = ()
+    if len(numbers) != len(example.split(",")):
+        raise argparse.ArgumentTypeError(f"expected {word} whole numbers such as {example}, got {text!r}")
+    return numbers
+
+
+def _pair(text: str) -> tuple[int, ...]:
+    return _numbers(text, "3,4", "two")
+
+
+def _triple(text: str) -> tuple[int, ...]:
+    return _numbers(text, "2,3,4", "three")
 
 
 def _query_option(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    said = "the middle" if default is None else default
-    text = f"ROW,COLUMN of the query token, from 1,1 (default: {said})"
+    described = "the centre" if default is None else default
+    text = f"query token, 1-based (default: {described})"
     parser.add_argument("--query", type=_pair, metavar="ROW,COLUMN", default=default and _pair(default), help=text)
 
 
 def _where_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stage", type=int, help="from 1 (default: 1)")
-    parser.add_argument("--block", type=int, help="of the stage, from 1 (default: 1)")
+    parser.add_argument("--stage", type=int, help="stage, 1-based (default: 1)")
+    parser.add_argument("--block", type=int, help="block of the stage, 1-based (default: 1)")
 
 
 def _head_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--head", type=int, help="from 1 (default: the mean over the heads)")
+    parser.add_argument("--head", type=int, help="head, 1-based (default: the mean over the heads)")
 
 
 def _add_paths(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grid", type=_pair, default=(6, 8), metavar="ROWS,COLUMNS", help="(default: 6,8)")
+    _add_grid(parser, "6,8")
     _query_option(parser, "2,2")
-    parser.add_argument("--key", type=_pair, default=(5, 7), metavar="ROW,COLUMN", help="(default: 5,7)")
+    parser.add_argument(
+        "--key", type=_pair, default=(5, 7), metavar="ROW,COLUMN", help="key token, 1-based (default: 5,7)"
+    )
+
+
+def _add_grid(parser: argparse.ArgumentParser, default: str) -> None:
+    text = f"grid size (default: {default})"
+    parser.add_argument("--grid", type=_pair, default=_pair(default), metavar="ROWS,COLUMNS", help=text)
+
+
+def _add_paths_3d(parser: argparse.ArgumentParser) -> None:
+    for option, default, text in (
+        ("--grid", "4,5,6", "grid size"),
+        ("--query", "1,2,2", "query token, 1-based"),
+        ("--key", "4,4,5", "key token, 1-based"),
+    ):
+        text = f"{text} (default: {default})"
+        parser.add_argument(option, type=_triple, default=_triple(default), metavar="DEPTH,ROW,COLUMN", help=text)
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, default=3, help="of the grid, at most 4 (default: %(default)s)")
-    parser.add_argument("--path", choices=choices.PATHS, default="v2h")
+    parser.add_argument("--side", type=int, default=3, help="grid side, at most 4 (default: %(default)s)")
+    parser.add_argument("--path", choices=choices.PATHS, default="v2h", help="(default: %(default)s)")
 
 
 def _add_masks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--side", type=int, help="tokens in a row and in a column, without --checkpoint (default: 24)")
-    parser.add_argument("--image", help="a file or a sample whose edges make the decays (default: a disc)")
-    parser.add_argument("--checkpoint", type=Path, help="use the decays that this model has for the image instead")
+    parser.add_argument("--side", type=int, help="grid side, without --checkpoint (default: 24)")
+    parser.add_argument("--image", help="image file or sample whose edges set the decays (default: a disc)")
+    parser.add_argument("--checkpoint", type=Path, help="use this model's decays for the image instead")
     _where_options(parser)
     _head_option(parser)
     _query_option(parser)
@@ -76,42 +105,54 @@ def _add_masks(parser: argparse.ArgumentParser) -> None:
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:
     add_subject(parser, default="ppma_nano")
-    parser.add_argument("--image", default="cat", help="a file or a sample (default: %(default)s)")
+    parser.add_argument("--image", default="cat", help="image file or sample (default: %(default)s)")
     _where_options(parser)
     _query_option(parser)
-    parser.add_argument("--mask", choices=choices.MASKS, help="what if this attention had another mask")
-    parser.add_argument("--formulation", choices=choices.FORMULATIONS, help="what if it were combined so")
-    parser.add_argument("--strength", type=float, default=1.0, help="what if log-decays were so many times as large")
+    parser.add_argument("--mask", choices=choices.MASKS, help="replace the mask of this attention")
+    parser.add_argument("--formulation", choices=choices.FORMULATIONS, help="change how mask and softmax are combined")
+    parser.add_argument("--strength", type=float, default=1.0, help="factor on the log-decays (default: %(default)s)")
     parser.add_argument(
-        "--decays", choices=("model", "edges"), default="model", help="edges: set from the image's edges, not learned"
+        "--decays",
+        choices=("model", "edges"),
+        default="model",
+        help="edges: set decays from the image's edges (default: %(default)s)",
     )
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     _add_heads(parser)
     _head_option(parser)
-    parser.add_argument("--frames", type=int, help="of a .gif (default: 24)")
+    parser.add_argument("--frames", type=int, help="frames of a .gif (default: 24)")
+
+
+def _add_selectivity(parser: argparse.ArgumentParser) -> None:
+    add_subject(parser, default="ppma_nano")
+    parser.add_argument("--image", nargs="+", help="image files, folders or samples (default: all samples)")
 
 
 def _add_cost(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, default=256, help="side of the largest grid (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="timings of each (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timings per grid (default: %(default)s)")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
 
 
 def _add_receptive(parser: argparse.ArgumentParser) -> None:
     add_subject(parser, default="ppma_nano")
-    parser.add_argument("--masks", help="comma-separated, for --model: with each of them (default: none,rmt,2d)")
-    parser.add_argument("--stage", type=int, default=3, help="whose features, from 1 (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=8, help="images of noise (default: %(default)s)")
+    parser.add_argument("--masks", help="comma-separated masks to compare, with --model (default: none,rmt,2d)")
+    parser.add_argument("--stage", type=int, default=3, help="stage of the features, 1-based (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=8, help="number of noise images (default: %(default)s)")
 
 
 FIGURES = {
+    "scans": ("scan orders, and how far apart they take neighbouring tokens", lambda parser: _add_grid(parser, "8,8")),
     "paths": ("both polyline paths between two tokens", _add_paths),
+    "paths-3d": ("both polyline paths between two tokens of a 3D grid", _add_paths_3d),
+    "matrices": ("the decomposition L = LH x LV as matrices", lambda parser: _add_grid(parser, "4,4")),
     "pairs": ("the paths between all pairs of tokens: 81 on a 3 x 3 grid", _add_pairs),
-    "masks": ("the structured masks side by side, for one query", _add_masks),
-    "attention": ("decays, mask and attention of a query; .gif: it moves", _add_attention),
-    "heads": ("the same for every head", _add_heads),
-    "cost": ("time and memory against the number of tokens, measured now", _add_cost),
-    "receptive-field": ("how much each pixel moves the features in the middle", _add_receptive),
+    "masks": ("the structured masks for one query", _add_masks),
+    "attention": ("decays, mask and attention of a query; .gif: animated over queries", _add_attention),
+    "heads": ("decays, mask and attention of a query for every head", _add_heads),
+    "selectivity": ("correlation of 1 - decay with the image gradient, by layer and head", _add_selectivity),
+    "cost": ("measured time and memory against the number of tokens", _add_cost),
+    "receptive-field": ("influence of each pixel on the central features", _add_receptive),
 }

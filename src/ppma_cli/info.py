@@ -1,32 +1,35 @@
-"""`ppma info`: what models cost."""
+"""`ppma info`: parameters, FLOPs and activations of models."""
 
 import argparse
 import json
 from typing import TYPE_CHECKING
 
 from ppma_cli.model_options import add_changes, backbone, check_image_size, larger_model, open_model
+from ppma_cli.output import table
 
 if TYPE_CHECKING:
     from ppma.models.backbone import PolylineBackbone
     from ppma.models.profile import PartProfile, Profile
 
-HELP = "parameters, FLOPs, activations, grid and attention of a model, or of all"
+HELP = "print parameters, FLOPs, activations and attention of one model or all"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a registered name or a weight file; all if omitted")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a registered name, a weight file or a published name (default: all)"
+    )
     add_changes(parser)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what models cost."""
+    """Print a table of costs."""
     from ppma.models.config import CONFIGS
     from ppma.models.profile import profile
 
     names = [arguments.model] if arguments.model else list(CONFIGS)
     size = check_image_size(arguments.size) if arguments.size else None
-    # costs follow from shapes; weights would only take time to initialise
+    # costs depend on shapes alone; on the meta device no weights are initialised
     opened = {name: open_model(name) for name in names}
     models = {name: backbone(opened[name], arguments, device="meta") for name in names}
     profiles = {name: profile(model, size) for name, model in models.items()}
@@ -58,7 +61,7 @@ def _overview(models: dict[str, "PolylineBackbone"], profiles: dict[str, "Profil
         config, found = model.config, profiles[name]
         image = "x".join(map(str, found.size))
         rows.append([name, config.formulation, config.mask, image, *_costs(found.total), " ".join(config.kinds)])
-    return _table(rows)
+    return table(rows)
 
 
 def _describe(model: "PolylineBackbone", found: "Profile") -> str:
@@ -70,18 +73,4 @@ def _describe(model: "PolylineBackbone", found: "Profile") -> str:
         rows.append([part.name, grid, str(part.channels), blocks, part.attention, *_costs(part)])
     rows.append(["total", "", "", "", "", *_costs(found.total)])
     title = f"{config.formulation} formulation, mask {config.mask}, image {found.size[0]}x{found.size[1]}"
-    return f"{title}; a multiply-add is one FLOP\n\n{_table(rows)}"
-
-
-def _table(rows: list[list[str]]) -> str:
-    """Columns side by side: words to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = [not any(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(row, widths, left, strict=True)
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return f"{title}; a multiply-add is one FLOP\n\n{table(rows)}"

@@ -1,4 +1,4 @@
-"""`ppma kernels`: the predicted cost of the GPU kernels, and with `--report` what the compiler makes of them."""
+"""`ppma kernels`: predicted cost of the GPU kernels; with `--report`, their registers, shared memory and spills."""
 
 import argparse
 
@@ -6,16 +6,27 @@ from ppma_cli import choices
 
 HELP = "the GPU kernels: predicted cost; registers, shared memory and spills (--report)"
 
-_MOST_CHANNELS = 256  # heads in use have 16 to 128
+_MOST_CHANNELS = 256  # heads usually have 16 to 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--report", action="store_true", help="compile every kernel; registers, shared memory, spills")
     parser.add_argument(
-        "--targets", nargs="+", choices=choices.TARGETS, default=list(choices.TARGETS), help="--report: for these"
+        "--report", action="store_true", help="compile every kernel and print registers, shared memory and spills"
     )
-    parser.add_argument("--channels", type=int, default=32, help="--report: of a head (default: %(default)s)")
-    parser.add_argument("--dtype", choices=choices.DTYPES, default="float16", help="--report: of the values")
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        choices=choices.TARGETS,
+        default=list(choices.TARGETS),
+        help="--report: GPU architectures (default: all)",
+    )
+    parser.add_argument("--channels", type=int, default=32, help="--report: channels per head (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=choices.DTYPES,
+        default="float16",
+        help="--report: dtype of q, k and v (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

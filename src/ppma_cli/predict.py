@@ -1,4 +1,4 @@
-"""`ppma predict`: the classes of images, or what is in them and where."""
+"""`ppma predict`: classify images, or detect and segment what they show."""
 
 import argparse
 import dataclasses
@@ -9,25 +9,27 @@ from typing import Any
 
 from ppma_cli.output import show_warnings_in_one_line
 
-HELP = "classify images, or draw what is in them"
+HELP = "classify images, or detect and segment what they show"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="best.safetensors of a run, or any weight file that ppma reads")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, or a folder for the images in it")
-    parser.add_argument("--top", type=int, help="how many classes to show (classification; default: 5)")
-    parser.add_argument("--out", help="what is drawn: a file, or a folder for several images (detection, segmentation)")
-    parser.add_argument("--threshold", type=float, help="least score of an instance (detection; default: 0.5)")
+    parser.add_argument("checkpoint", help="any weight file, best.safetensors of a run, or a published name")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="an image file or a folder of images")
+    parser.add_argument("--top", type=int, help="number of classes to print (classification; default: 5)")
+    parser.add_argument(
+        "--out", help="file for the drawn result, or a folder for several images (detection, segmentation)"
+    )
+    parser.add_argument("--threshold", type=float, help="minimum score of an instance (detection; default: 0.5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="options", help="an option of the file's task"
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="options", help="a task-specific option"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the likeliest classes of images, or what is in them and where.
+    """Print predictions for each image.
 
-    An image that cannot be read is a line on stderr; the others follow, and the exit code is 2 at the end.
+    An image that cannot be read is reported on stderr and skipped; the exit code is then 2.
     """
     from ppma.config import override
     from ppma.models import open_checkpoint
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in given.items() if value is not None}
     known = {field.name for field in dataclasses.fields(task.predict_options)}
     if foreign := sorted(given.keys() - known):
-        raise ValueError(f"--{foreign[0]}: expected nothing: {checkpoint.task} has no such option")
+        raise ValueError(f"--{foreign[0]}: not an option of {checkpoint.task}")
     options = task.parse_options(override(given, arguments.options))
     predictions = task.predict(checkpoint, arguments.images, options, report)
     if arguments.json:
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_json(items: Iterator[dict[str, Any]]) -> None:
-    """A list, printed item by item as they come and closed whatever happens."""
+    """Print a JSON list item by item; it is closed even if an error ends the iteration."""
     begun = False
     try:
         for item in items:

@@ -1,15 +1,15 @@
-"""`ppma recipes`: the recipes that come with the package."""
+"""`ppma recipes`: the packaged recipes."""
 
 import argparse
 import json
 
 from ppma_cli.settings import add_settings
 
-HELP = "list the recipes, or print one with its bases and changes resolved"
+HELP = "list the packaged recipes, or print one with its bases resolved"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name or a YAML file; all names if omitted")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe name or a YAML file (default: list all)")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
     add_settings(parser)
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     import yaml
 
-    load_config(arguments.recipe, arguments.assignments)  # what is printed can be trained
+    load_config(arguments.recipe, arguments.assignments)  # validates
     values = recipes.resolve(arguments.recipe, arguments.assignments)
     print(yaml.safe_dump(values, sort_keys=False, default_flow_style=None), end="")
     return 0

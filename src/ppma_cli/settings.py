@@ -1,32 +1,32 @@
-"""Changes of a recipe on the command line: `key=value` words, with or without `--set` before them."""
+"""Recipe overrides on the command line: `key=value`, with or without `--set`."""
 
 import argparse
 import re
 from collections.abc import Sequence
 
-_ASSIGNMENT = re.compile(r"\w[\w.-]*\s*=")  # a path such as runs/lr=1/config.yaml is none
+_ASSIGNMENT = re.compile(r"\w[\w.-]*\s*=")  # does not match paths such as runs/lr=1/config.yaml
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """`key=value ...` and `--set key=value ...`; both end up in `arguments.assignments`."""
+    """Add `key=value ...` and `--set key=value ...`; both are collected in `arguments.assignments`."""
     parser.add_argument(
         "assignments",
         nargs="*",
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="changes of the recipe, for example lr=1e-4 data.root=/data",
+        help="override recipe values, for example lr=1e-4 data.root=/data",
     )
     parser.add_argument(
-        "--set", type=_assignment, action="append", metavar="KEY=VALUE", dest="assignments", help="the same"
+        "--set", type=_assignment, action="append", metavar="KEY=VALUE", dest="assignments", help="same as KEY=VALUE"
     )
 
 
 def collect(arguments: argparse.Namespace, unknown: list[str], argv: Sequence[str]) -> list[str]:
-    """Sort the words of a parsed command; returns the words that it does not take.
+    """Move overrides among the unparsed words into `arguments.assignments`; returns the remaining words.
 
-    argparse hands back positional words that follow an option, and takes a setting for the recipe where `--set a=1 b=2`
-    comes first. Settings are put in the order of `argv`, since the last one of a key counts.
+    argparse does not parse positionals that follow an option, and takes an override for the recipe when
+    `--set a=1 b=2` comes first. Overrides keep the order of `argv`, since the last value of a key wins.
     """
     if "assignments" not in arguments or any(word.startswith("-") for word in unknown):
         return unknown

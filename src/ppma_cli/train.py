@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; the same command under torchrun trains on several processes."""
-    from ppma.engine.logging import format_metrics
+    from ppma.engine.results import describe
     from ppma.tasks.run import train
 
     show_warnings_in_one_line()
@@ -38,6 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; --resume auto continues from the newest checkpoint in {out}") from None
-    measured = {name: value for name, value in summary.items() if name.startswith(("val_", "test_"))}
-    tell(f"{out}: {summary['steps']} steps in {summary['seconds']:.0f} s; {format_metrics(measured)}")
+    tell(f"{out}: {describe(summary)}")
     return 0

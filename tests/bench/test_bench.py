@@ -1,4 +1,4 @@
-"""The benchmark measures what it says. Nothing here asserts a speed."""
+"""Benchmarks measure what they claim. No test asserts a speed."""
 
 import json
 import os
@@ -17,20 +17,20 @@ from ppma.measure.timing import Timings, interleave
 from ppma.ops import backends
 
 
-def test_contenders_take_turns():
+def test_interleave_order():
     order = []
     timings = interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, shortest=0)
     assert order[-6:] == ["a", "b"] * 3
     assert [len(seconds) for seconds in timings.seconds.values()] == [3, 3]
 
 
-def test_speed_is_the_median_of_the_ratios_within_rounds():
+def test_timings_speed_median_of_ratios():
     timings = Timings({"fast": [1.0, 2.0, 10.0], "slow": [2.0, 6.0, 20.0]})
     assert timings.speed("fast", than="slow") == 2.0
     assert timings.median("fast") == 2.0
 
 
-def test_report_renders_and_serialises():
+def test_report_markdown_and_json():
     report = Report("title", ["name", "ratio", "count"], [["a", 1.234, 1000], ["bb", 250.0, 2]], ["a note"])
     text = report.markdown()
     assert "| a    |  1.23 | 1,000 |" in text
@@ -39,8 +39,8 @@ def test_report_renders_and_serialises():
     assert json.loads(json.dumps(report.as_dict()))["rows"][1] == {"name": "bb", "ratio": 250.0, "count": 2}
 
 
-def test_environment_names_what_matters():
-    assert {"cpu", "threads", "torch", "ppma", "native", "malloc"} <= set(environment())
+def test_environment_keys():
+    assert {"cpu", "features", "threads", "torch", "ppma", "native", "malloc"} <= set(environment())
 
 
 def allocate(megabytes):
@@ -54,7 +54,7 @@ def allocate(megabytes):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_peak_memory_is_what_the_call_allocates(monkeypatch):
+def test_peak_allocation(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     for warm in (False, True):
         measured = memory.peak("test_bench:allocate", 256, warm=warm)
@@ -62,12 +62,12 @@ def test_peak_memory_is_what_the_call_allocates(monkeypatch):
         assert 0.99 * needed < measured < 1.15 * needed  # a first call also touches code and thread stacks
 
 
-def test_exponent_of_a_power_law():
+def test_exponent_power_law():
     sides = (8, 16, 32)
     assert costs.exponent(sides, [3 * (s * s) ** 1.5 for s in sides]) == pytest.approx(1.5)
 
 
-def test_floor_replays_the_products_of_the_model():
+def test_floor_records_products():
     """As many linear layers and convolutions as the model has, and three products for each attention and path."""
     model = timm.create_model("ppma_nano").eval()
     calls = floor.record(model, torch.randn(1, 3, 32, 32))
@@ -79,19 +79,19 @@ def test_floor_replays_the_products_of_the_model():
         assert isinstance(call(), torch.Tensor)
 
 
-def test_variants_run_inference_and_training():
+def test_variant_modes():
     for mode in ("inference", "train"):
         variant = models.Variant("ppma_nano", mode, {"mask": "none"}, batch=2, size=32, excluded=("native",))
         out = variant.step()()
         assert torch.isfinite(out).all()
 
 
-def test_excluded_backends_are_not_used():
+def test_excluded_backend():
     with backends.excluding("native"), pytest.raises(backends.BackendUnavailableError, match="excluded"):
         backends.resolve("native", "polyline_scan", torch.device("cpu"), torch.float32)
 
 
-def test_against_another_operator(tmp_path):
+def test_against_operator(tmp_path):
     other = tmp_path / "other.py"
     other.write_text(
         "import ppma\ndef attend(*t, **o):\n    return ppma.polyline_attention(*t, backend='torch', **o)\n"
@@ -109,7 +109,7 @@ def test_against_another_operator(tmp_path):
             against.load(wrong)
 
 
-def test_malloc_is_settled_before_anything_is_measured():
+def test_malloc_thresholds_before_measuring():
     """The command starts itself again with the thresholds set."""
     code = (
         "import sys, os; from ppma_cli import bench; "

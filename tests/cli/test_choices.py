@@ -11,7 +11,7 @@ from ppma.models import export
 from ppma_cli import choices
 
 
-def test_choices_are_the_registries():
+def test_choices_match_library():
     assert tuple(masks.KINDS) == choices.MASKS
     assert tuple(attention.FORMULATIONS) == choices.FORMULATIONS
     assert attention.ATTENTION_KINDS == choices.ATTENTION_KINDS
@@ -20,7 +20,7 @@ def test_choices_are_the_registries():
     assert export.OPSET == choices.OPSET
 
 
-def test_choices_of_kernels():
+def test_choices_match_kernels():
     pytest.importorskip("triton")
     from ppma.bench.gpu.targets import TARGETS
     from ppma.ops.backends.triton import _DTYPES

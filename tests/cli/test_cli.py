@@ -1,7 +1,9 @@
 """The command line: help and usage errors come without torch, mistakes are one line and exit code 2."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +27,7 @@ USAGE_ERRORS = [
 ]
 
 
-def test_help_and_usage_errors_leave_torch_alone():
+def test_help_without_torch():
     lines = [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS), *USAGE_ERRORS, ["bench"]]
     code = (
         "import sys, ppma_cli\n"
@@ -44,13 +46,13 @@ def test_help_and_usage_errors_leave_torch_alone():
     assert all(f"usage: ppma {name}" in run.stdout and f"\n    {name} " in run.stdout for name in COMMANDS)
 
 
-def test_python_m_ppma_is_the_same_command():
+def test_python_m_ppma():
     run = subprocess.run([sys.executable, "-m", "ppma", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == f"ppma {ppma.__version__}"
 
 
 @pytest.mark.parametrize("line", USAGE_ERRORS, ids=" ".join)
-def test_usage_errors_name_the_command(line, capsys):
+def test_usage_error_names_command(line, capsys):
     with pytest.raises(SystemExit) as stop:
         main(line)
     assert stop.value.code == 2
@@ -58,7 +60,7 @@ def test_usage_errors_name_the_command(line, capsys):
     assert f"ppma {command}".strip() in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_users_mistake_is_a_message(capsys):
+def test_user_error_message(capsys):
     assert main(["bench", "against"]) == 2
     assert "ppma bench: against: expected FILE.py:callable" in capsys.readouterr().err
 
@@ -77,7 +79,7 @@ def test_a_users_mistake_is_a_message(capsys):
     ],
     ids=" ".join,
 )
-def test_settings_stand_together_or_alone_before_or_behind_the_file(argv, monkeypatch):
+def test_settings_any_order(argv, monkeypatch):
     seen = []
     monkeypatch.setattr(ppma_cli.train, "run", lambda arguments: seen.append(arguments) or 0)
     assert main(["train", *argv]) == 0
@@ -85,7 +87,7 @@ def test_settings_stand_together_or_alone_before_or_behind_the_file(argv, monkey
     assert seen[0].assignments == ["lr=1", "data.root=a=b"]
 
 
-def test_last_setting_of_a_key_counts(monkeypatch):
+def test_settings_last_wins(monkeypatch):
     seen = []
     monkeypatch.setattr(ppma_cli.train, "run", lambda arguments: seen.append(arguments) or 0)
     for argv in (
@@ -99,21 +101,21 @@ def test_last_setting_of_a_key_counts(monkeypatch):
         assert seen[-1].assignments[-1] == "lr=2"
 
 
-def test_settings_without_a_value_are_named(capsys):
+def test_settings_without_value(capsys):
     for argv in (["--set", "lr"], ["lr"], ["--out", "runs", "lr"]):
         with pytest.raises(SystemExit):
             main(["train", "digits_nano", *argv])
         assert "expected key=value, got 'lr'" in capsys.readouterr().err
 
 
-def test_settings_of_a_path_with_an_equals_sign(monkeypatch):
+def test_settings_path_with_equals_sign(monkeypatch):
     seen = []
     monkeypatch.setattr(ppma_cli.eval, "run", lambda arguments: seen.append(arguments) or 0)
     assert main(["eval", "runs/lr=1/best.safetensors", "--data", "digits_nano", "seed=1"]) == 0
     assert (seen[0].checkpoint, seen[0].assignments) == ("runs/lr=1/best.safetensors", ["seed=1"])
 
 
-def test_a_missing_package_is_named(monkeypatch, capsys):
+def test_missing_package(monkeypatch, capsys):
     def run(_):
         import package_that_is_not_there  # noqa: F401
 
@@ -136,7 +138,7 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
         (KeyboardInterrupt("interrupted; go on"), 130, "ppma example: interrupted; go on"),
     ],
 )
-def test_errors_become_one_line_and_an_exit_code(monkeypatch, capsys, error, code, line):
+def test_error_line_and_exit_code(monkeypatch, capsys, error, code, line):
     def fail(_):
         raise error
 
@@ -145,7 +147,35 @@ def test_errors_become_one_line_and_an_exit_code(monkeypatch, capsys, error, cod
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_bugs_keep_their_traceback(monkeypatch):
+# A command that prints a line, in a process of its own.
+PRINT = "import sys, ppma_cli as cli; cli.example.run = lambda _: print('a line') or 0; sys.exit(cli.main(['example']))"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_pipe_is_quiet(unbuffered):
+    """As in `ppma example | true`: the reader is gone before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    run = subprocess.run(
+        [sys.executable, "-c", PRINT], stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_is_one_line(unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", PRINT], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert (run.returncode, run.stderr) == (2, "ppma example: No space left on device\n")
+
+
+def test_bug_keeps_traceback(monkeypatch):
     def fail(_):
         raise RuntimeError("a bug")
 
@@ -172,12 +202,12 @@ def test_print_completion_without_shtab(monkeypatch, capsys):
     assert "needs the package 'shtab'" in capsys.readouterr().err
 
 
-def test_example_prints_the_mask(capsys):
+def test_example_command(capsys):
     assert main(["example"]) == 0
     assert "a12 a13 a14 b24 b34 b44" in capsys.readouterr().out
 
 
-def test_figure_is_written(tmp_path):
+def test_figure_command(tmp_path):
     out = tmp_path / "masks.png"
     assert main(["figure", "masks", "--out", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")

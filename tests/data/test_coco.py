@@ -1,4 +1,4 @@
-"""Images with instances in COCO's layout, and what is said about those that are not right."""
+"""Instance annotations in COCO's layout, and the messages about invalid ones."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def small_set(root, annotations, images=1):
     return CocoDataConfig(root=str(root))
 
 
-def test_samples_are_the_scenes(scenes):
+def test_samples_match_scenes(scenes):
     data = CocoDataConfig(root=str(scenes))
     train = CocoInstances(data, "train2017", PLAIN)
     assert train.classes == tuple("0123456789")
@@ -74,20 +74,20 @@ def test_samples_are_the_scenes(scenes):
     assert len(truth["annotations"]) == len(compose("val", 1, size=64).labels)
 
 
-def test_labels_follow_the_ids_of_categories_or_the_configured_names(tmp_path):
+def test_labels_by_id_or_config(tmp_path):
     data = small_set(tmp_path, [{"category_id": 7}, {"category_id": 3}])
     every = CocoInstances(data, "train2017", PLAIN)
     assert every.classes == ("ant", "cat")
     assert every[0][1]["labels"].tolist() == [2, 1]
     only = CocoInstances(CocoDataConfig(root=str(tmp_path), classes=("cat",)), "train2017", PLAIN)
     assert only[0][1]["labels"].tolist() == [1]
-    with pytest.raises(ValueError, match=r"data.classes: dog not among the categories"):
+    with pytest.raises(ValueError, match=r"data.classes: expected categories of .*, got dog"):
         CocoInstances(CocoDataConfig(root=str(tmp_path), classes=("dog",)), "train2017", PLAIN)
     with pytest.raises(ConfigError, match="classes: expected different names"):
         CocoDataConfig(root="", classes=("cat", "cat"))
 
 
-def test_what_cannot_be_learned_is_counted_and_left_out(tmp_path):
+def test_invalid_annotations_counted(tmp_path):
     wrong = [
         {"bbox": [4, 4, 0, 16]},  # no width
         {"bbox": [50, 4, 9, 9]},  # outside
@@ -114,15 +114,15 @@ def test_what_cannot_be_learned_is_counted_and_left_out(tmp_path):
     assert held_out[1][1]["annotations"] == []
 
 
-def test_boxes_are_cut_at_the_border_of_the_image(tmp_path):
+def test_boxes_clipped_to_image(tmp_path):
     data = small_set(tmp_path, [{"bbox": [-5, 20, 20, 100]}])
     (box,) = CocoInstances(data, "train2017", PLAIN)[0][1]["boxes"].tolist()
     assert box == pytest.approx([0, 20 * 48 / 30, 15 * 64 / 40, 48])  # scaled from 40 x 30 to 64 x 48
 
 
-def test_what_is_missing_or_no_annotation_file_is_an_error(scenes, tmp_path):
+def test_errors_missing_or_invalid_file(scenes, tmp_path):
     data = CocoDataConfig(root=str(scenes))
-    with pytest.raises(ValueError, match=r"data.root: expected the annotations in .*instances_test2017.json"):
+    with pytest.raises(ValueError, match=r"data.root: expected annotations in .*instances_test2017.json"):
         CocoInstances(data, "test2017")
     path = scenes / "annotations" / "instances_val2017.json"
     for text, said in {
@@ -145,11 +145,11 @@ def test_what_is_missing_or_no_annotation_file_is_an_error(scenes, tmp_path):
     with pytest.raises(ValueError, match="expected images with instances, found none"):
         CocoInstances(data, "val2017")
     (scenes / "train2017").rename(scenes / "elsewhere")
-    with pytest.raises(ValueError, match=r"expected the images in .*train2017, found no such folder"):
+    with pytest.raises(ValueError, match=r"expected images in .*train2017, found no such folder"):
         CocoInstances(data, "train2017")
 
 
-def test_a_category_that_does_not_exist_is_an_error(scenes):
+def test_errors_unknown_category(scenes):
     change(scenes, lambda contents: contents["annotations"][0].update(category_id=99))
     with pytest.raises(ValueError, match="annotation 1 has category_id 99, which is none of the 10 categories"):
         CocoInstances(CocoDataConfig(root=str(scenes)), "val2017")
@@ -194,7 +194,7 @@ def entry_error(scenes, edit):
         ),
     ],
 )
-def test_wrong_entries_are_named(scenes, entries, values, said):
+def test_errors_wrong_entries(scenes, entries, values, said):
     assert entry_error(scenes, lambda contents: contents[entries][0].update(values)) == said
 
 
@@ -207,11 +207,11 @@ def test_wrong_entries_are_named(scenes, entries, values, said):
         ("annotations", "category_id", "annotation 1 has category_id None, which is none of the 10 categories"),
     ],
 )
-def test_missing_values_are_named(scenes, entries, key, said):
+def test_errors_missing_values(scenes, entries, key, said):
     assert entry_error(scenes, lambda contents: contents[entries][0].pop(key)) == said
 
 
-def test_lists_that_are_none_are_named(scenes):
+def test_errors_wrong_lists(scenes):
     said = entry_error(scenes, lambda contents: contents.update(annotations={"1": {}}))
     assert said == "expected a list 'annotations', got an object"
 
@@ -219,17 +219,17 @@ def test_lists_that_are_none_are_named(scenes):
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ("0", "run lengths of 0 pixels, expected 1200"),
-        ([0, 10, 1191], "run lengths of 1201 pixels, expected 1200"),
+        ("0", "expected run lengths of 1200 pixels, got 0"),
+        ([0, 10, 1191], "expected run lengths of 1200 pixels, got 1201"),
         ([-5, 1205], "expected run lengths"),
         ([1200.5], "expected run lengths"),
         (7, "expected run lengths"),
-        ("Po", "run lengths are cut short"),
-        ("\u00e9\u00e9", "damaged run lengths at 'é'"),
-        ("o" * 1000, "damaged run lengths at 'o'"),
+        ("Po", "expected complete run lengths, got a truncated code"),
+        ("\u00e9\u00e9", "expected run lengths, got a damaged code at 'é'"),
+        ("o" * 1000, "expected run lengths, got a damaged code at 'o'"),
     ],
 )
-def test_damaged_run_lengths_are_a_broken_sample(tmp_path, counts, said):
+def test_run_lengths_damaged(tmp_path, counts, said):
     data = small_set(tmp_path, [{"segmentation": {"size": [30, 40], "counts": counts}}])
     for transform in (PLAIN, None):
         images = CocoInstances(data, "train2017", transform)
@@ -237,7 +237,7 @@ def test_damaged_run_lengths_are_a_broken_sample(tmp_path, counts, said):
             images[0]
 
 
-def test_run_lengths_are_decoded_as_pycocotools_does():
+def test_run_lengths_match_pycocotools():
     generator = np.random.default_rng(0)
     for share in (0.02, 0.5, 0.98):
         mask = np.asfortranarray(generator.random((37, 53)) < share).astype(np.uint8)
@@ -259,7 +259,7 @@ def test_run_lengths_are_decoded_as_pycocotools_does():
         5,
     ],
 )
-def test_parts_of_outlines_that_are_no_polygons_are_left_out(tmp_path, polygon):
+def test_polygons_invalid_parts(tmp_path, polygon):
     data = small_set(tmp_path, [{"segmentation": [*SQUARE, polygon]}, {}])
     expected = r"left out: 1 parts of outlines that are no polygons \(first: annotation 0\)"
     with pytest.warns(UserWarning, match=expected):
@@ -267,7 +267,7 @@ def test_parts_of_outlines_that_are_no_polygons_are_left_out(tmp_path, polygon):
     assert torch.equal(masks[0], masks[1])
 
 
-def test_boxes_without_outlines_say_what_mask_rcnn_needs(tmp_path):
+def test_errors_boxes_without_masks(tmp_path):
     data = small_set(tmp_path, [{"segmentation": []}, {"segmentation": None}])
     expected = (
         "found none: 2 instances without an outline (first: annotation 0), 1 images without instances (first: 1.png); "
@@ -279,7 +279,7 @@ def test_boxes_without_outlines_say_what_mask_rcnn_needs(tmp_path):
         CocoInstances(data, "train2017")
 
 
-def test_crowd_only_images_are_evaluated_but_not_learned_from(tmp_path):
+def test_crowd_only_images(tmp_path):
     crowd = {"iscrowd": 1, "image_id": 2, "segmentation": {"size": [30, 40], "counts": [0, 10, 1190]}}
     data = small_set(tmp_path, [{}, crowd], images=2)
     with pytest.warns(UserWarning, match="1 crowd regions"):
@@ -291,19 +291,19 @@ def test_crowd_only_images_are_evaluated_but_not_learned_from(tmp_path):
         CocoInstances(data, "train2017")
 
 
-def test_ids_of_annotations_may_repeat_or_lack(tmp_path):
+def test_annotation_ids_repeated_or_missing(tmp_path):
     data = small_set(tmp_path, [{"id": 5}, {"id": 5}, {"id": None}])
     assert len(CocoInstances(data, "train2017", PLAIN)[0][1]["boxes"]) == 3
 
 
-def test_whole_numbers_may_be_written_as_floats_and_ids_as_text(tmp_path):
+def test_ids_as_text_and_sizes_as_floats(tmp_path):
     data = small_set(tmp_path, [{"image_id": "a"}])
     change(tmp_path, lambda contents: contents["images"][0].update(id="a", width=40.0), "train2017")
     assert CocoInstances(data, "train2017")[0][1]["image_id"] == "a"
 
 
 @pytest.mark.parametrize("size", [(20, 40), (40, 20)])
-def test_images_are_rotated_as_their_annotations_are(tmp_path, size):
+def test_exif_rotation_follows_annotations(tmp_path, size):
     """The annotations' width and height say whether they were made for the upright image or the stored one."""
     data = small_set(tmp_path, [{"bbox": [2, 2, 9, 9], "segmentation": [[2, 2, 11, 2, 11, 11, 2, 11]]}])
     change(tmp_path, lambda contents: contents["images"][0].update(width=size[0], height=size[1]), "train2017")
@@ -314,7 +314,7 @@ def test_images_are_rotated_as_their_annotations_are(tmp_path, size):
     assert tuple(image.shape[1:]) == tuple(target["masks"].shape[1:]) == size[::-1]
 
 
-def test_broken_images_are_named(scenes):
+def test_errors_broken_images(scenes):
     def widen(contents):
         contents["images"][0]["width"] = 65
         for one in contents["annotations"]:
@@ -336,7 +336,7 @@ def test_broken_images_are_named(scenes):
         held_out[1]
 
 
-def test_multi_scale_with_crops_keeps_boxes_on_their_masks(scenes):
+def test_augment_boxes_follow_masks(scenes):
     augment = CocoAugmentConfig(
         short_sides=(48, 64, 80), long_side=100, crop_short_sides=(60, 90), crop_sides=(40, 56), hflip=0.5
     )
@@ -359,7 +359,27 @@ def test_multi_scale_with_crops_keeps_boxes_on_their_masks(scenes):
     assert {48, 64, 80} <= sides
 
 
-def test_crops_have_the_sides_they_should():
+def test_augment_long_side_before_crop(monkeypatch):
+    """The long side is limited in the scaling before a crop too: 20 x 200 becomes 10 x 100, not 60 x 600."""
+    seen = []
+    make_params = RandomSizeCrop.make_params
+
+    def record(self, flat_inputs):
+        seen.append(tuple(flat_inputs[0].shape[1:]))
+        return make_params(self, flat_inputs)
+
+    monkeypatch.setattr(RandomSizeCrop, "make_params", record)
+    augment = CocoAugmentConfig(short_sides=(60,), long_side=100, crop_short_sides=(60,), crop_sides=(5, 8))
+    transform = train_transform(augment)
+    torch.manual_seed(0)
+    for _ in range(8):
+        boxes = tv_tensors.BoundingBoxes([[2.0, 2, 190, 18]], format="XYXY", canvas_size=(20, 200))
+        target = {"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64)}
+        transform(tv_tensors.Image(torch.zeros(3, 20, 200, dtype=torch.uint8)), target)
+    assert set(seen) == {(10, 100)}
+
+
+def test_random_size_crop_sides():
     crop = RandomSizeCrop((20, 30))
     image = tv_tensors.Image(torch.zeros(3, 25, 90))
     shapes = {tuple(crop(image).shape[1:]) for _ in range(50)}

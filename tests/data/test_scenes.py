@@ -17,7 +17,7 @@ from ppma_cli import main
 SCENES = [compose(split, index, size=96) for split in SPLITS for index in range(20)]
 
 
-def test_scenes_follow_from_seed_split_and_index():
+def test_compose_deterministic():
     again = compose("train", 3, seed=1, size=64)
     assert np.array_equal(again.image, compose("train", 3, seed=1, size=64).image)
     for other in (
@@ -28,7 +28,7 @@ def test_scenes_follow_from_seed_split_and_index():
         assert not np.array_equal(again.image, other.image)
 
 
-def test_labels_boxes_and_masks_agree():
+def test_compose_annotations_agree():
     for scene in SCENES:
         assert len(scene.labels) == len(scene.masks) == len(scene.boxes)
         assert scene.masks.sum(0).max() <= 1
@@ -42,7 +42,7 @@ def test_labels_boxes_and_masks_agree():
             assert mask[:, right - 1].any()
 
 
-def test_scenes_have_several_digits_of_all_classes_that_overlap():
+def test_compose_variety():
     counts = [len(scene.labels) for scene in SCENES]
     assert max(counts) >= 4
     assert np.mean(counts) > 2
@@ -57,13 +57,13 @@ def test_scenes_have_several_digits_of_all_classes_that_overlap():
     assert touching
 
 
-def test_held_out_scenes_have_digits_of_their_own():
+def test_compose_held_out_digits():
     images, _ = digit_arrays()
     assert len({image.tobytes() for image in images}) == len(images)
     assert not set(digits(SPLITS["train"]).indices) & set(digits(SPLITS["val"]).indices)
 
 
-def test_both_layouts_are_written_and_say_the_same(tmp_path, capsys):
+def test_write_scenes_layouts_agree(tmp_path, capsys):
     out = tmp_path / "scenes"
     command = ["data", "scenes", "--out", str(out), "--train", "3", "--val", "2", "--size", "64"]
     assert main(command) == 0
@@ -93,7 +93,7 @@ def test_both_layouts_are_written_and_say_the_same(tmp_path, capsys):
     assert "out: expected a new or empty folder" in capsys.readouterr().err
 
 
-def test_files_are_the_same_each_time(tmp_path):
+def test_write_scenes_deterministic(tmp_path):
     digests = []
     for name in ("a", "b"):
         write_scenes(tmp_path / name, train=2, val=1, size=48, seed=7)
@@ -103,7 +103,7 @@ def test_files_are_the_same_each_time(tmp_path):
     assert digests[0] == digests[1]
 
 
-def test_mistakes_are_named(tmp_path):
+def test_scenes_invalid_arguments(tmp_path):
     with pytest.raises(ValueError, match="split: expected one of train, val, got 'test'"):
         compose("test", 0)
     with pytest.raises(ValueError, match="size: expected at least 32 pixels, got 8"):

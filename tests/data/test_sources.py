@@ -1,9 +1,11 @@
-"""Images from where they lie, and what is said about those that are not right."""
+"""Data sets of labelled images, and the messages about malformed ones."""
 
+import dataclasses
 import gzip
 import io
 import struct
 import tarfile
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -20,7 +22,6 @@ from ppma.data.images import (
     train_transform,
 )
 from ppma.data.preprocessing import Preprocessing
-from ppma.data.readers import split_folder
 from ppma.data.source import stratified
 
 
@@ -45,14 +46,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_digits_are_the_uci_test_set():
+def test_digits_are_uci_test_set():
     images, labels = arrays.digit_arrays()
     assert images.shape == (1797, 8, 8)
     assert images.max() == 255
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_no_digit_is_in_two_splits():
+def test_digits_splits_disjoint():
     seen = {}
     for split in arrays.DIGIT_SPLITS:
         source = arrays.digits(split)
@@ -65,7 +66,7 @@ def test_no_digit_is_in_two_splits():
         arrays.digits("valid")
 
 
-def test_stratified_parts_are_disjoint_and_balanced():
+def test_stratified_disjoint_and_balanced():
     labels = [0] * 50 + [1] * 20
     first, second = stratified(labels, [0.5, 0.3], seed=1)
     assert not set(first) & set(second)
@@ -73,12 +74,12 @@ def test_stratified_parts_are_disjoint_and_balanced():
     assert [labels[i] for i in second].count(1) == 6
 
 
-def test_a_share_of_the_training_images_keeps_the_classes_balanced():
+def test_train_fraction_balanced():
     source = open_training_images(ImageDataConfig(name="digits", train_fraction=0.04))
     assert np.bincount(source.labels()).tolist() == [5] * 10
 
 
-def test_folder(folder):
+def test_folder_labels(folder):
     source = open_images(ImageDataConfig(root=str(folder)), "val")  # found as "validation"
     assert source.classes == ("ant", "bee", "cow")
     assert source.labels() == [0, 0, 1, 1, 2, 2]
@@ -86,13 +87,13 @@ def test_folder(folder):
     assert (image.getpixel((0, 0)), label) == ((41, 41, 41), 1)
 
 
-def test_an_empty_class_folder_is_an_error(folder):
+def test_folder_empty_class(folder):
     (folder / "train" / "bat").mkdir()
     with pytest.raises(ValueError, match=r"no image in 1 class folders of .*train: bat"):
         open_images(ImageDataConfig(root=str(folder)), "train")
 
 
-def test_images_outside_of_class_folders_are_an_error(folder):
+def test_folder_images_outside_classes(folder):
     (folder / "bare").mkdir()
     with pytest.raises(ValueError, match=r"expected one folder for each class in .*bare, found no folders"):
         open_images(ImageDataConfig(root=str(folder)), "bare")
@@ -101,7 +102,7 @@ def test_images_outside_of_class_folders_are_an_error(folder):
         open_images(ImageDataConfig(root=str(folder)), "train")
 
 
-def test_class_folders_of_one_name_are_an_error(folder):
+def test_folder_duplicate_class_name(folder):
     for name in ("ant", "bee"):
         (folder / "train" / name / "large").mkdir()
         picture(1).save(folder / "train" / name / "large" / "9.png")
@@ -109,15 +110,59 @@ def test_class_folders_of_one_name_are_an_error(folder):
         open_images(ImageDataConfig(root=str(folder)), "train")
 
 
-def test_a_missing_folder_or_split_is_an_error(folder):
+def test_folder_missing(folder):
     with pytest.raises(ValueError, match="expected a folder, found none at"):
         open_images(ImageDataConfig(root=str(folder / "nowhere")), "train")
     with pytest.raises(ValueError, match="expected a folder 'test'"):
-        split_folder(str(folder), "test")
+        open_images(ImageDataConfig(root=str(folder)), "test")
+
+
+@pytest.fixture
+def unsplit(tmp_path):
+    """Twenty images of one class and ten of another, in class folders alone."""
+    for name, count in (("ant", 20), ("bee", 10)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("layout", ["classes", "train"])
+def test_folder_without_validation_is_split(unsplit, layout):
+    root = unsplit
+    if layout == "train":
+        root = unsplit.parent / "root"
+        root.mkdir()
+        unsplit.rename(root / "train")
+    data = ImageDataConfig(root=str(root), val_fraction=0.2)
+    train = open_images(data, "train")
+    with pytest.warns(UserWarning, match=r"no folder 'val' in .*: validating on 6 of 30 .*split of 20% with seed 0"):
+        val = open_images(data, "val")
+    assert (train.classes, val.classes) == (("ant", "bee"), ("ant", "bee"))
+    assert (Counter(train.labels()), Counter(val.labels())) == ({0: 16, 1: 8}, {0: 4, 1: 2})
+    assert not set(train.indices) & set(val.indices)
+    assert len(open_training_images(dataclasses.replace(data, train_fraction=0.5))) == 12
+
+
+def test_folder_split_is_reproducible(unsplit):
+    data = ImageDataConfig(root=str(unsplit))
+    with pytest.warns(UserWarning, match="validating on 3 of 30"):
+        assert open_images(data, "val").indices == open_images(data, "val").indices
+
+
+def test_folder_split_too_small(unsplit):
+    with pytest.raises(ValueError, match=r"data.val_fraction: 0.01 of 30 images leaves none to validate on"):
+        open_images(ImageDataConfig(root=str(unsplit), val_fraction=0.01), "val")
+
+
+def test_folder_with_test_images_alone(unsplit):
+    unsplit.rename(unsplit.parent / "test")
+    with pytest.raises(ValueError, match="expected a folder 'train'"):
+        open_images(ImageDataConfig(root=str(unsplit.parent)), "train")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
-def test_a_broken_image_is_named(folder, damage):
+def test_folder_broken_image(folder, damage):
     path = folder / "train" / "bee" / "1.png"
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)
@@ -128,7 +173,7 @@ def test_a_broken_image_is_named(folder, damage):
         source[3]
 
 
-def test_links_to_nothing_and_unreadable_files_are_broken_samples(folder, monkeypatch):
+def test_folder_unreadable_files(folder, monkeypatch):
     path = folder / "train" / "bee" / "1.png"
     path.unlink()
     path.symlink_to("nowhere.png")
@@ -145,7 +190,7 @@ def test_links_to_nothing_and_unreadable_files_are_broken_samples(folder, monkey
         source[0]
 
 
-def test_folder_takes_every_format_that_is_decoded(folder):
+def test_folder_image_formats(folder):
     picture(200).save(folder / "train" / "bee" / "2.tif")
     picture(201).save(folder / "train" / "bee" / "3.webp", lossless=True)
     source = open_images(ImageDataConfig(root=str(folder)), "train")
@@ -153,7 +198,7 @@ def test_folder_takes_every_format_that_is_decoded(folder):
     assert [source[index][0].getpixel((0, 0))[0] for index in (4, 5)] == [200, 201]
 
 
-def test_exif_orientation_is_applied_in_folders_and_shards(folder):
+def test_exif_orientation_folder_and_shards(folder):
     exif = Image.Exif()
     exif[0x0112] = 8
     path = folder / "train" / "ant" / "0.png"
@@ -163,7 +208,7 @@ def test_exif_orientation_is_applied_in_folders_and_shards(folder):
     assert open_images(ImageDataConfig(name="webdataset", root=str(folder)), "up")[0][0].size == (12, 10)
 
 
-def test_a_tar_of_class_folders(folder):
+def test_tar_class_folders(folder):
     with tarfile.open(folder / "train.tar", "w") as archive:
         archive.add(folder / "train", arcname=".")
     source = open_images(ImageDataConfig(name="tar", root=str(folder)), "train")
@@ -182,7 +227,7 @@ def shard(path, samples):
             archive.addfile(entry, io.BytesIO(content))
 
 
-def test_webdataset_shards(tmp_path):
+def test_tar_webdataset(tmp_path):
     for number in range(2):
         samples = []
         for image in range(3):
@@ -202,7 +247,7 @@ def test_webdataset_shards(tmp_path):
         open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "broken")[0]
 
 
-def test_shards_that_cannot_be_read_are_named(tmp_path):
+def test_tar_unreadable(tmp_path):
     (tmp_path / "train-0.tar").symlink_to("nowhere.tar")
     with pytest.raises(ValueError, match=r"train-0.tar: not a readable archive \(.*No such file"):
         open_images(ImageDataConfig(name="webdataset", root=str(tmp_path)), "train")
@@ -220,7 +265,7 @@ def test_shards_that_cannot_be_read_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\x08", b"\0\0\x08\xff" + bytes(8), b"\0\0\x08\x01\xff\xff\xff\xff"])
-def test_damaged_idx_files_are_named(tmp_path, content):
+def test_idx_damaged(tmp_path, content):
     for packed in (True, False):
         path = tmp_path / ("x.gz" if packed else "x")
         path.write_bytes(gzip.compress(content) if packed else content)
@@ -231,7 +276,7 @@ def test_damaged_idx_files_are_named(tmp_path, content):
         arrays.read_idx(tmp_path / "cut.gz")
 
 
-def test_idx_files_that_contradict_each_other_are_refused(tmp_path):
+def test_idx_contradictory(tmp_path):
     for labels, said in (
         ([7], r"found \(2, 3, 4\) and \(1,\)"),
         ([7, 10], "expected labels from 0 to 9 in .*, found 10"),
@@ -247,7 +292,7 @@ def test_idx_files_that_contradict_each_other_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_idx_files(tmp_path, packed):
+def test_idx_images(tmp_path, packed):
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
     parts = {"images-idx3": images, "labels-idx1": np.array([7, 1], np.uint8)}
     for part, values in parts.items():
@@ -262,19 +307,19 @@ def test_idx_files(tmp_path, packed):
         open_images(ImageDataConfig(name="fashion_mnist", root=str(tmp_path)), "train")
 
 
-def test_streams_and_unknown_names_are_refused():
+def test_open_images_unknown_name():
     with pytest.raises(ValueError, match="is a stream, which cannot be resumed exactly"):
         open_images(ImageDataConfig(name="wds/x", root="."), "train")
     with pytest.raises(ValueError, match=r"data\.name, data\.root: torch/nothing"):
         open_images(ImageDataConfig(name="torch/nothing", root="."), "train")
 
 
-def test_data_that_need_a_place_say_so():
-    with pytest.raises(ConfigError, match="root: expected the place of the 'folder' data"):
+def test_data_root_missing():
+    with pytest.raises(ConfigError, match="root: expected the location of the 'folder' data"):
         build(ImageDataConfig, {"name": "folder"})
 
 
-def test_transforms_give_normalised_squares():
+def test_transforms_shape():
     data = ImageDataConfig(name="digits", image_size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_pct=1.0)
     white = Image.fromarray(np.full((8, 8, 3), 255, np.uint8))
     assert Preprocessing.from_config(data).transform()(white).shape == (3, 32, 32)

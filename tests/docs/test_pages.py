@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ppma import masks
-from ppma.data import images
+from ppma.data import images, segmentation
 from ppma.models import CONFIGS
 from ppma.tasks import registry
 from ppma_cli import main
@@ -37,9 +37,10 @@ TOO_LARGE = Path("detection-segmentation.md")
 
 
 @pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page != TOO_LARGE], ids=str)
-def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
+def test_page_python(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for module, name in ((masks, "KINDS"), (registry, "TASKS"), (images, "SOURCES")):  # pages add some of their own
+    registries = ((masks, "KINDS"), (registry, "TASKS"), (images, "SOURCES"), (segmentation, "LAYOUTS"))
+    for module, name in registries:  # pages add some of their own
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     torch.manual_seed(0)
     code = "\n".join(python_blocks(DOCS / page))
@@ -50,7 +51,7 @@ def test_python_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
     assert "False" not in printed
 
 
-def test_table_of_backbones_is_what_info_prints(capsys):
+def test_backbones_table_matches_info(capsys):
     assert main(["info"]) == 0
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header[:5] == ["model", "formulation", "mask", "image", "parameters"]

@@ -58,20 +58,20 @@ def parser_of(command):
     return parser
 
 
-def test_every_page_is_in_the_navigation_once():
+def test_navigation_complete():
     navigation = in_navigation(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert sorted(navigation) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 @by_page
-def test_relative_links_and_pictures_exist(page):
+def test_page_links(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
 
 @by_page
-def test_files_named_on_the_page_exist(page):
+def test_page_files(page):
     for name in re.findall(r"\b(?:src|tests|docs|examples)/[\w./{},*-]*\w", page.read_text()):
         choices = [part.split(",") for part in re.findall(r"\{(.*?)\}", name)]
         template = re.sub(r"\{.*?\}", "{}", name)
@@ -81,7 +81,7 @@ def test_files_named_on_the_page_exist(page):
 
 
 @by_page
-def test_commands_and_their_options_exist(page):
+def test_page_commands(page):
     for line in code(page):
         found = re.match(r"(?:.*-m )?ppma ([a-z]\S*)(.*)", line)
         if found is None or line.startswith("from "):
@@ -97,13 +97,13 @@ def test_commands_and_their_options_exist(page):
 
 
 @by_page
-def test_names_of_the_library_exist(page):
+def test_page_names(page):
     for line in code(page):
         if re.fullmatch(r"ppma(\.\w+)+", line):
             pkgutil.resolve_name(line)
 
 
-def test_pictures_are_small_and_used():
+def test_pictures_size_and_use():
     text = "".join(page.read_text() for page in PAGES)
     for picture in (DOCS / "images").iterdir():
         assert picture.stat().st_size < 400_000, picture

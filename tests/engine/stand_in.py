@@ -137,6 +137,7 @@ DEFAULTS = {
     "eval_epochs": 2,
     "checkpoint_steps": 2,
     "log_steps": 3,
+    "log": ["csv"],
     "ema": {"decay": 0.8},
     "schedule": {"warmup_epochs": 1},
 }
@@ -146,10 +147,12 @@ def make(*assignments: str) -> StandIn:
     return StandIn(configs.build(StandInConfig, configs.override(DEFAULTS, assignments)))
 
 
-def run(out: Path, *assignments: str, resume: str = "none", **kwargs) -> Trainer:
+def run(out: Path, *assignments: str, resume: str = "none", read_steps: int = 1, **kwargs) -> Trainer:
+    """Train; `read_steps` is the number of steps between reads of the loss, as on a GPU."""
     optimizer_steps.count = 0
     with distributed.world() as world, folder.reserve(Path(out), world):
-        trainer = Trainer(make(*assignments), Path(out), world, resume=resume, tensorboard=False, **kwargs)
+        trainer = Trainer(make(*assignments), Path(out), world, resume=resume, **kwargs)
+        trainer.read_steps = read_steps
         trainer.train()
     return trainer
 

@@ -60,18 +60,18 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
     return outs
 
 
-def test_weights_equal_those_of_one_process(tmp_path, pair):
+def test_two_processes_equal_weights(tmp_path, pair):
     run(tmp_path, *PLAIN)
     assert_close(final(pair[0]), final(tmp_path))
 
 
-def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
+def test_two_processes_folder_in_use(tmp_path):
     with folder.reserve(tmp_path, distributed.World()):
         printed = two_processes((tmp_path, tmp_path), "none", expected=1)
     assert all(f"is in use by another run (process {os.getpid()} on" in text for text in printed)
 
 
-def test_the_gradient_of_one_step_equals_that_of_one_process(tmp_path):
+def test_two_processes_equal_gradient(tmp_path):
     # After one step the first moment of AdamW is 0.1 times the gradient.
     settings = (*PLAIN, "epochs=null", "steps=1", "checkpoint_steps=1")
     run(tmp_path / "one", *settings)
@@ -79,33 +79,33 @@ def test_the_gradient_of_one_step_equals_that_of_one_process(tmp_path):
     assert_close(final(tmp_path / "two", 1), final(tmp_path / "one", 1))
 
 
-def test_accumulation_and_clipping_over_processes(tmp_path):
+def test_two_processes_accumulation_and_clipping(tmp_path):
     settings = (*PLAIN, "batch_size=8", "accumulate=2", "clip_grad=0.05", "checkpoint_steps=12")
     run(tmp_path / "one", *settings)
     two_processes((tmp_path / "two", tmp_path / "two"), "none", *settings)
     assert_close(final(tmp_path / "two", 12), final(tmp_path / "one", 12))
 
 
-def test_evaluation_counts_every_sample_once(pair):
+def test_two_processes_evaluation_counts(pair):
     summary = json.loads((pair[0] / "summary.json").read_text())
     assert summary["processes"] == 2
     for split in ("val", "test"):
         assert summary[f"{split}_count"] == summary[f"{split}_distinct"] == 25
 
 
-def test_only_the_main_process_writes(pair):
+def test_two_processes_only_main_writes(pair):
     main, other = pair
     assert (main / "summary.json").is_file()
     assert not other.exists()
 
 
-def test_without_synchronisation_the_batch_norms_differ(tmp_path, pair):
+def test_sync_batch_norm_off_differs(tmp_path, pair):
     two_processes((tmp_path, tmp_path), "none", *PLAIN, "sync_batch_norm=false")
     with pytest.raises(AssertionError, match="not close"):
         assert_close(final(tmp_path), final(pair[0]))
 
 
-def test_killed_and_resumed_on_two_processes(tmp_path):
+def test_two_processes_killed_and_resumed(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     two_processes((whole, whole), "none")  # with dropout: every process has generators of its own
     two_processes((broken, broken), "none", "--kill-at-step", "9")
@@ -114,7 +114,7 @@ def test_killed_and_resumed_on_two_processes(tmp_path):
         assert all(torch.equal(tensor, final(whole)[part][name]) for name, tensor in final(broken)[part].items())
 
 
-def test_a_synchronised_norm_alone_is_batch_norm(monkeypatch):
+def test_sync_batch_norm_one_process(monkeypatch):
     # With one process the all-reduce is the identity, and the module must do exactly what it replaces.
     monkeypatch.setattr(distributed.dist, "all_reduce", lambda tensor: None)
     generator = torch.Generator().manual_seed(0)
@@ -134,7 +134,7 @@ def test_a_synchronised_norm_alone_is_batch_norm(monkeypatch):
         torch.testing.assert_close(synchronised.eval()(x), plain.eval()(x))
 
 
-def test_synchronise_batch_norm_on_cuda_is_pytorchs_own():
+def test_sync_batch_norm_cuda_uses_pytorch():
     model = nn.Sequential(nn.BatchNorm2d(5), nn.Sequential(ShiftedNorm(5))).eval()
     x = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
     for norm in (model[0], model[1][0]):

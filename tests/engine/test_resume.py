@@ -56,7 +56,7 @@ def assert_same_end(run: Path, uninterrupted: Path) -> None:
 
 # In the first epoch before any checkpoint, in the middle of epochs, right at and after an evaluation, in the last step.
 @pytest.mark.parametrize("step", [1, 7, 12, 13, 23])
-def test_killed_at_a_step(tmp_path, uninterrupted, step):
+def test_resume_killed_at_step(tmp_path, uninterrupted, step):
     killed = program(tmp_path, "none", "--kill-at-step", str(step))
     assert killed.exit_code == -9
     assert not (tmp_path / LAST).exists()
@@ -65,14 +65,14 @@ def test_killed_at_a_step(tmp_path, uninterrupted, step):
     assert_same_end(tmp_path, uninterrupted)
 
 
-def test_killed_again_and_again(tmp_path, uninterrupted):
+def test_resume_killed_repeatedly(tmp_path, uninterrupted):
     for steps_of_this_life in (3, 6, 4, 5):
         assert program(tmp_path, "auto", "--kill-at-step", str(steps_of_this_life)).exit_code == -9
     assert program(tmp_path, "auto").exit_code == 0
     assert_same_end(tmp_path, uninterrupted)
 
 
-def test_killed_while_a_checkpoint_is_written(tmp_path, uninterrupted):
+def test_resume_killed_while_saving(tmp_path, uninterrupted):
     # Files are synced in order: metrics.csv when the log opens, then each checkpoint and the folder around it.
     assert program(tmp_path, "none", "--kill-in-save", "7").exit_code == -9
     assert list(tmp_path.rglob("*.partial"))
@@ -81,7 +81,7 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, uninterrupted):
     assert_same_end(tmp_path, uninterrupted)
 
 
-def test_loader_processes_change_nothing(tmp_path, uninterrupted):
+def test_resume_with_loader_processes(tmp_path, uninterrupted):
     workers = "workers=2"
     assert program(tmp_path, "none", workers, "--kill-at-step", "9").exit_code == -9
     assert program(tmp_path, "auto", workers).exit_code == 0
@@ -91,7 +91,7 @@ def test_loader_processes_change_nothing(tmp_path, uninterrupted):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "a flipped byte", "empty"])
-def test_a_damaged_checkpoint_is_skipped(tmp_path, uninterrupted, damage):
+def test_resume_damaged_checkpoint(tmp_path, uninterrupted, damage):
     assert program(tmp_path, "none", "--kill-at-step", "9").exit_code == -9
     newest = checkpoint.path_of(tmp_path, checkpoint.steps(tmp_path)[-1])
     content = bytearray(newest.read_bytes())

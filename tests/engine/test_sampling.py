@@ -10,24 +10,16 @@ from stand_in import make
 
 from ppma.engine.distributed import World
 from ppma.engine.evaluation import BrokenSamples, TooManyBrokenError
-from ppma.engine.sampling import epoch_order, eval_batches, seeded, train_batches
+from ppma.engine.sampling import StepSampler, epoch_order, eval_batches, seeded, train_batches
 
 
-def batches(*, world=None, steps=range(12), accumulate=1, workers=0, repeats=1, settings=()):
-    task = make(*settings)
-    return list(
-        train_batches(
-            task.train_data(),
-            task.collate,
-            seed=5,
-            batch_size=8,
-            accumulate=accumulate,
-            repeats=repeats,
-            workers=workers,
-            world=world or World(),
-            steps=steps,
-        )
+def batches(*, world=None, steps=range(12), accumulate=1, workers=0, repeats=1, settings=(), weights=None):
+    task = make(
+        "seed=5", "batch_size=8", f"accumulate={accumulate}", f"workers={workers}", f"repeats={repeats}", *settings
     )
+    dataset = task.train_data()
+    sampler = StepSampler(len(dataset), task.config, world or World(), steps, weights)
+    return list(train_batches(dataset, task.collate, sampler))
 
 
 def samples(micro_batches):
@@ -47,14 +39,14 @@ def assert_same(ours, theirs):
         )
 
 
-def test_an_epoch_visits_every_sample_once_in_another_order():
+def test_epoch_order_is_a_permutation():
     orders = [epoch_order(50, seed=1, epoch=epoch) for epoch in range(3)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
     assert epoch_order(50, seed=2, epoch=0) != orders[0]
 
 
-def test_repeated_augmentation_keeps_the_length_and_gives_copies_their_own_augmentation():
+def test_epoch_order_repeats():
     order = epoch_order(12, seed=0, epoch=0, repeats=3)
     assert len(order) == 12
     assert set(Counter(order).values()) == {3}
@@ -65,7 +57,7 @@ def test_repeated_augmentation_keeps_the_length_and_gives_copies_their_own_augme
 
 
 @pytest.mark.parametrize("change", [{"workers": 2}, {"accumulate": 4}, {"steps": "two halves"}, {"world": 2}])
-def test_the_stream_does_not_depend_on_how_it_is_read(change):
+def test_train_batches_independent_of_loading(change):
     whole = samples(batches())
     if change.get("steps"):
         parts = batches(steps=range(5)) + batches(steps=range(5, 12))
@@ -76,7 +68,7 @@ def test_the_stream_does_not_depend_on_how_it_is_read(change):
     assert_same(samples(parts), whole)
 
 
-def test_reading_leaves_the_global_generators_alone():
+def test_train_batches_keep_global_generators():
     def draws():
         return random.random(), float(np.random.rand()), float(torch.rand(()))
 
@@ -87,7 +79,7 @@ def test_reading_leaves_the_global_generators_alone():
         assert draws() == undisturbed
 
 
-def test_a_broken_sample_is_replaced_in_training_and_left_out_in_evaluation():
+def test_batches_broken_samples():
     read = batches(settings=["broken=[3,4]"], steps=range(3))
     assert all(batch.size == 8 for batch in read)
     assert {m for batch in read for m in batch.broken} == {"train/3: cannot be read", "train/4: cannot be read"}
@@ -97,7 +89,7 @@ def test_a_broken_sample_is_replaced_in_training_and_left_out_in_evaluation():
     assert indices == [index for index in range(24) if index not in (3, 4)]
 
 
-def test_too_many_broken_samples_stop_the_run():
+def test_broken_samples_limit():
     said = []
     broken = BrokenSamples(2, said.append)
     broken.note(["a", "b", "a"])
@@ -107,7 +99,7 @@ def test_too_many_broken_samples_stop_the_run():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_evaluation_reads_every_sample_once_over_all_processes(size):
+def test_eval_batches_cover_all_samples(size):
     task = make()
     indices = [
         int(index)
@@ -118,3 +110,18 @@ def test_evaluation_reads_every_sample_once_over_all_processes(size):
         for index in batch.data[2]
     ]
     assert sorted(indices) == list(range(24))
+
+
+def test_epoch_order_weights():
+    order = epoch_order(3000, seed=0, epoch=0, weights=[1.0] * 1000 + [3.0] * 2000)
+    assert len(order) == 3000
+    # Binomial with p = 6/7 over 3000 draws: a standard deviation of 19.2, five of them either way.
+    assert abs(sum(index >= 1000 for index in order) - 3000 * 6 / 7) < 5 * 19.2
+    assert epoch_order(3000, seed=0, epoch=1, weights=[1.0] * 1000 + [3.0] * 2000) != order
+
+
+def test_train_batches_weights_and_resume():
+    weights = [1.0] * 12 + [0.0] * 12
+    whole = samples(batches(weights=weights))
+    assert {sample[0] for sample in whole.values()} <= set(range(12))
+    assert_same(samples(batches(weights=weights, steps=range(5)) + batches(weights=weights, steps=range(5, 12))), whole)

@@ -20,12 +20,12 @@ def load(name):
     return example
 
 
-def test_own_vit_learns(capsys):
+def test_own_vit_training(capsys):
     assert load("own_vit").main() > 0.7  # of ten classes
     assert re.search(r"step  99  loss 0\.\d+", capsys.readouterr().out)
 
 
-def test_finetuning_makes_its_folder_and_goes_from_a_checkpoint(capsys):
+def test_finetune_default(capsys):
     accuracies = load("finetune_folder").main(["--steps", "2", "--first-steps", "2", "--size", "16"])
     assert all(0 <= accuracy <= 100 for accuracy in accuracies.values())
     printed = capsys.readouterr().out
@@ -33,7 +33,7 @@ def test_finetuning_makes_its_folder_and_goes_from_a_checkpoint(capsys):
     assert re.search(r"val/5/\d+\.png shows '[5-9]' with probability", printed)
 
 
-def test_finetuning_takes_a_folder_and_a_checkpoint(tmp_path):
+def test_finetune_folder_and_checkpoint(tmp_path):
     example = load("finetune_folder")
     folder = example.write_digits(tmp_path / "images", (3, 8), train_images=30)
     assert len(list(folder.glob("train/*/*.png"))) == 60
@@ -45,7 +45,7 @@ def test_finetuning_takes_a_folder_and_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_video_attention_is_the_weighted_mean_of_its_definition(masked):
+def test_video_attention_matches_definition(masked):
     """The scan against N x N numbers, in float64."""
     generator = torch.Generator().manual_seed(0)
     shape = (2, 3, 2, 3, 4)
@@ -59,7 +59,7 @@ def test_video_attention_is_the_weighted_mean_of_its_definition(masked):
     torch.testing.assert_close(out.flatten(2, 4), expected)
 
 
-def test_video_labels_are_where_something_moves():
+def test_video_labels():
     example = load("video_3d")
     digits = torch.ones(4, 8, 8)
     video, moves = example.make_videos(digits, 3, torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ def test_video_labels_are_where_something_moves():
     assert (moves[:, 0] != moves[:, -1]).flatten(1).any(1).all()
 
 
-def test_video_models_learn(capsys):
+def test_video_training(capsys):
     results = load("video_3d").main(["--steps", "12", "--batch", "4", "--test", "4"])
     for losses, overlap in results.values():
         assert min(losses[-3:]) < losses[0]

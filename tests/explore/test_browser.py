@@ -30,7 +30,7 @@ def _edit(page, cells, index, text):
     page.keyboard.press("Enter")
 
 
-def test_click_a_token_and_the_panels_change(address, tmp_path):
+def test_page_click_changes_panels(address, tmp_path):
     assert address.startswith("http://127.0.0.1:")
     broken, large = tmp_path / "broken.png", tmp_path / "large.png"
     broken.write_text("not a picture")

@@ -13,7 +13,7 @@ from ppma.masks import KINDS, PolylineMask
 from ppma.ops import reference
 
 
-def test_outputs_are_bit_identical_and_hooks_leave(nano, image):
+def test_capture_outputs_identical(nano, image):
     model = nano.model
     with torch.no_grad():
         before = model(image[None])
@@ -26,7 +26,7 @@ def test_outputs_are_bit_identical_and_hooks_leave(nano, image):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_gradients_are_bit_identical(nano, image):
+def test_capture_gradients_identical(nano, image):
     def gradient():
         pixels = image[None].clone().requires_grad_()
         return torch.autograd.grad(nano.model(pixels).sum(), pixels)[0]
@@ -37,13 +37,13 @@ def test_gradients_are_bit_identical(nano, image):
     assert torch.equal(plain, captured)
 
 
-def test_hooks_leave_after_an_error(nano):
+def test_capture_hooks_removed_after_error(nano):
     with pytest.raises(RuntimeError, match="stop"), capture(nano.model):
         raise RuntimeError("stop")
     assert not any(module._forward_pre_hooks for module in nano.model.modules())
 
 
-def test_every_stage_and_block_is_found(nano, image):
+def test_find_record_every_block(nano, image):
     records = capture_image(nano.model, image)
     grids = [(16, 16)] + [(8, 8)] * 2 + [(4, 4)] * 4 + [(2, 2)]
     assert [record.grid for record in records] == grids
@@ -61,7 +61,7 @@ def _with_v(record, seed=0):
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
 @pytest.mark.parametrize("kind", ["full", "criss_cross"])
-def test_weights_are_the_rows_of_the_reference(kind, combine, nano, image):
+def test_query_weights_match_reference(kind, combine, nano, image):
     """The query's weights times any v are the reference attention's output for that query."""
     record = dataclasses.replace(capture_image(nano.model, image)[3], kind=kind, combine=combine)
     query = (2, 1)
@@ -81,7 +81,7 @@ def test_weights_are_the_rows_of_the_reference(kind, combine, nano, image):
 
 
 @pytest.mark.parametrize("kind", ["full", "criss_cross"])
-def test_the_mask_of_a_query_is_its_row_of_the_reference_mask(kind, nano, image):
+def test_query_mask_matches_reference(kind, nano, image):
     record = dataclasses.replace(capture_image(nano.model, image)[1], kind=kind)
     query = (6, 1)
     for paths, several in (("2d", 2), ("v2h", 1), ("h2v", 1)):
@@ -92,7 +92,7 @@ def test_the_mask_of_a_query_is_its_row_of_the_reference_mask(kind, nano, image)
         assert (actual.double() - expected).abs().max() <= 16 * torch.finfo(torch.float32).eps
 
 
-def test_scan_masks_give_their_dense_row(nano, image):
+def test_query_mask_scan_masks(nano, image):
     record = capture_image(nano.model, image)[3]
     assert record.kind == "full"
     for kind in ("cross", "hilbert"):
@@ -101,7 +101,7 @@ def test_scan_masks_give_their_dense_row(nano, image):
         torch.testing.assert_close(query_mask(changed, (1, 1)), expected, rtol=0, atol=1e-6)
 
 
-def test_attention_without_mask_sums_to_one(nano, image):
+def test_query_attention_unmasked_sums_to_one(nano, image):
     for record in capture_image(nano.model, image):
         middle = (record.grid[0] // 2, record.grid[1] // 2)
         for combine in ("hadamard", "logit"):
@@ -110,7 +110,7 @@ def test_attention_without_mask_sums_to_one(nano, image):
             torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-5)
 
 
-def test_captured_in_inference_mode(nano, image):
+def test_capture_inference_mode(nano, image):
     with torch.inference_mode(), capture(nano.model) as records:
         nano.model(image[None])
     expected = query_panels(capture_image(nano.model, image)[0], (3, 3))
@@ -118,7 +118,7 @@ def test_captured_in_inference_mode(nano, image):
     assert torch.equal(actual.masked_attention, expected.masked_attention)
 
 
-def test_the_records_make_the_modules_output(nano, image):
+def test_capture_reproduces_module_output(nano, image):
     """Projecting the captured weights times v, with the local part added, gives what the module returns."""
     module = nano.model.stages[1].blocks[0].attn
     outputs, inputs = [], []
@@ -141,7 +141,7 @@ def test_the_records_make_the_modules_output(nano, image):
 
 
 @pytest.mark.parametrize("formulation", ["paper", "release"])
-def test_prefix_tokens_are_left_out_of_the_grid(formulation):
+def test_capture_prefix_tokens(formulation):
     torch.manual_seed(0)
     attention = PolylineAttention(16, heads=2, formulation=formulation)
     tokens = torch.randn(1, 2 + 3 * 4, 16)
@@ -156,7 +156,7 @@ def test_prefix_tokens_are_left_out_of_the_grid(formulation):
     torch.testing.assert_close(query_mask(record, (1, 2))[..., 1, 2], torch.ones(1, 2))
 
 
-def test_what_if_scales_log_decays(nano, image):
+def test_what_if_strength(nano, image):
     record = capture_image(nano.model, image)[0]
     stronger = WhatIf(strength=3.0)(record)
     for before, after in zip(decays(record.mask), decays(stronger.mask), strict=True):
@@ -173,7 +173,7 @@ def map_to_zero_decays(record):
 
 @pytest.mark.parametrize("mask", KINDS)
 @pytest.mark.parametrize("stage", [0, 2])
-def test_what_if_with_every_mask(mask, stage, nano, image):
+def test_what_if_masks(mask, stage, nano, image):
     record = WhatIf(mask=mask, formulation="release")(find_record(capture_image(nano.model, image), stage, 0))
     assert record.combine == "logit"
     panels = query_panels(record, (1, 1), head=1)
@@ -181,7 +181,7 @@ def test_what_if_with_every_mask(mask, stage, nano, image):
     assert torch.isfinite(panels.masked_attention).all()
 
 
-def test_what_if_with_given_decays(nano, image):
+def test_what_if_log_decays(nano, image):
     record = capture_image(nano.model, image)[2]
     given = -torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0))
     changed = WhatIf(log_decays=(given[0], given[1]))(record)
@@ -191,11 +191,11 @@ def test_what_if_with_given_decays(nano, image):
     assert panels.beta[0].isnan().all()
 
 
-def test_mistakes_have_a_message(nano, image):
+def test_query_errors(nano, image):
     record = capture_image(nano.model, image)[0]
     with pytest.raises(ValueError, match="query: expected a token of the 16 x 16 grid"):
         query_weights(record, (16, 0))
-    with pytest.raises(ValueError, match="head: expected one of 2"):
+    with pytest.raises(ValueError, match="head: expected 0 to 1"):
         query_panels(record, (0, 0), head=2)
     with pytest.raises(ValueError, match="strength: expected"):
         WhatIf(strength=-1)

@@ -28,12 +28,12 @@ def test_port_out_of_range(port, capsys):
     assert told(capsys, "--port", str(port)) == f"port: expected 1 to 65535, got {port}"
 
 
-def test_port_in_use_is_found_before_the_model_is_loaded(taken, capsys, monkeypatch):
+def test_port_in_use_before_loading(taken, capsys, monkeypatch):
     monkeypatch.setattr(subject, "open_subject", lambda *args: pytest.fail("loaded first"))
     assert told(capsys, "--port", str(taken)) == f"port: expected a free one, got {taken}, which is in use on 127.0.0.1"
 
 
-def test_privileged_port(capsys, monkeypatch):
+def test_port_privileged(capsys, monkeypatch):
     def refuse(self, address):
         raise PermissionError(13, "Permission denied")
 
@@ -42,7 +42,7 @@ def test_privileged_port(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no host", "a" * 300, "..", "\0"])
-def test_host_of_another_machine(host, capsys, monkeypatch):
+def test_host_not_local(host, capsys, monkeypatch):
     assert told(capsys, "--host", host).startswith("host: expected an address of this machine, got ")
 
 
@@ -54,12 +54,12 @@ def test_host_of_another_machine(host, capsys, monkeypatch):
         (["--checkpoint", "nothing.safetensors"], "path: expected a weight file, found none at nothing.safetensors"),
     ],
 )
-def test_missing_files_and_models(words, message, capsys, monkeypatch):
+def test_explore_missing_inputs(words, message, capsys, monkeypatch):
     monkeypatch.setattr(app, "check_address", lambda host, port: None)
     monkeypatch.setattr(app, "serve", lambda *args, **options: pytest.fail("served"))
     assert told(capsys, *words).startswith(message)
 
 
-def test_a_port_that_is_taken_meanwhile(nano, taken):
+def test_port_taken_meanwhile(nano, taken):
     with pytest.raises(ValueError, match=f"expected a free port of this machine, got 127.0.0.1:{taken}"):
         app.serve(nano, images.find_image("shapes"), host="127.0.0.1", port=taken)

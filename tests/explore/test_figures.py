@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import ppma
-from ppma import masks
+from ppma import masks, outputs
 from ppma.explore import attention, capture_image, cost, gallery, paths, query_panels, receptive, style, subject
 from ppma.ops import polyline_mask, reference
 from ppma_cli import main
@@ -39,15 +39,15 @@ def test_mask_gallery():
     torch.testing.assert_close(expected["2D polyline"].flatten(), dense[4 * 12 + 5])
 
 
-def test_edge_decays_are_strong_across_edges_only():
+def test_edge_decays_disc():
     log_alpha, log_beta = gallery.edge_decays(gallery.disc(16))
     inside = gallery.disc(16)[0]
     crossed = (inside[:, 1:] != inside[:, :-1]).double()
-    expected = gallery.CALM + (gallery.EDGE - gallery.CALM) * crossed
+    expected = gallery.SMOOTH + (gallery.EDGE - gallery.SMOOTH) * crossed
     torch.testing.assert_close(log_alpha[:, 1:].double(), expected)
     torch.testing.assert_close(log_beta, log_alpha.mT)
     flat = gallery.edge_decays(torch.ones(3, 4, 4))
-    assert all((decay == gallery.CALM).all() for decay in flat)
+    assert all((decay == gallery.SMOOTH).all() for decay in flat)
 
 
 def test_query_figure(nano, image):
@@ -63,7 +63,7 @@ def test_query_figure(nano, image):
     assert axes[4].images[0].get_clim() == axes[5].images[0].get_clim()
     (frame,) = axes[0].patches  # tokens are 2 x 2 pixels
     assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17.5, 9.5, 2, 2)
-    assert style.rendered(figure).size[0] > 1000
+    assert style.render(figure).size[0] > 1000
 
 
 def test_heads_figure(nano, image):
@@ -78,7 +78,7 @@ def test_heads_figure(nano, image):
             same(drawn(axis), getattr(panels, name))
 
 
-def test_animation_moves_the_query(nano, image, tmp_path):
+def test_query_animation_gif(nano, image, tmp_path):
     record = capture_image(nano.model, image)[1]
     queries = attention.walk(record.grid, 5)
     assert all(a != b for a, b in itertools.pairwise(queries))
@@ -91,8 +91,6 @@ def test_animation_moves_the_query(nano, image, tmp_path):
         assert gif.info["loop"] == 0
         red = [(np.asarray(_frame(gif, index)) == (255, 0, 0)).all(-1).any() for index in range(gif.n_frames)]
     assert all(red), "the query's box keeps its colour"
-    with pytest.raises(ValueError, match=r"out: expected a file that ends in \.gif"):
-        attention.save_gif(frames, tmp_path / "moving.png")
 
 
 def _frame(gif, index):
@@ -101,7 +99,7 @@ def _frame(gif, index):
 
 
 @pytest.mark.parametrize("path", ["v2h", "h2v"])
-def test_paths_walk_the_edges_of_the_reference(path):
+def test_path_tokens_match_reference(path):
     """Edges between the drawn tokens are those whose decays the reference multiplies."""
     H, W = 3, 4
     names = torch.arange(H * W).view(H, W)
@@ -117,7 +115,7 @@ def test_paths_walk_the_edges_of_the_reference(path):
             assert sorted(names[max(a[0], b[0]), a[1]].item() for a, b in steps if a[0] != b[0]) == column.tolist()
 
 
-def test_path_figures_draw_these_paths():
+def test_path_figures_lines():
     figure = paths.path_figure((1, 1), (4, 6))
     lines = {
         line.get_label(): list(zip(line.get_ydata(), line.get_xdata(), strict=True)) for line in figure.axes[0].lines
@@ -135,7 +133,35 @@ def test_path_figures_draw_these_paths():
         paths.path_gallery(5)
 
 
-def test_path_figure_writes_decays_and_products():
+@pytest.mark.parametrize("reverse", [False, True])
+def test_path_points_nd_match_mask(reverse):
+    """The product of the decays along the path is the entry of the mask, for all pairs of a 2 x 3 x 4 grid."""
+    grid = (2, 3, 4)
+    decays = torch.rand(3, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = ppma.polyline_mask_nd(list(decays.log()), paths="reverse" if reverse else "forward")
+    tokens = list(itertools.product(*map(range, grid)))
+    for (m, query), (n, key) in itertools.product(enumerate(tokens), repeat=2):
+        product = 1.0
+        points = paths.path_points_nd(query, key, reverse=reverse)
+        assert (points[0], points[-1]) == (key, query)
+        for start, end in itertools.pairwise(points):
+            for axis, (a, b) in enumerate(zip(start, end, strict=True)):
+                for step in range(min(a, b) + 1, max(a, b) + 1):
+                    product *= decays[(axis, *start[:axis], step, *start[axis + 1 :])].item()
+        assert mask[m, n].item() == pytest.approx(product)
+
+
+def test_path_figure_3d_lines():
+    figure = paths.path_figure_3d((0, 1, 1), (3, 3, 4), (4, 5, 6))
+    lines = [list(zip(*(data for data in line.get_data_3d()), strict=True)) for line in figure.axes[0].lines]
+    drawn = [[(depth, row, column) for column, depth, row in line] for line in lines]
+    assert drawn == [
+        [(3, 3, 4), (0, 3, 4), (0, 1, 4), (0, 1, 1)],
+        [(3, 3, 4), (3, 3, 1), (3, 1, 1), (0, 1, 1)],
+    ]
+
+
+def test_path_figure_labels():
     alpha, beta = torch.rand(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     figure = paths.path_figure((0, 1), (2, 4), (4, 5), (alpha, beta))
     written = [text.get_text() for text in figure.axes[0].texts]
@@ -146,7 +172,7 @@ def test_path_figure_writes_decays_and_products():
     assert legend[0] == f"V2H: {product:.3g}"
 
 
-def test_cost_figure_draws_what_was_measured():
+def test_cost_figure_values():
     costs = {
         name: cost.Cost((4, 8), (0.001 * n, 0.004 * n), (1_000_000 * n, 8_000_000 * n))
         for n, name in enumerate(cost.CONTENDERS, start=1)
@@ -163,7 +189,7 @@ def test_cost_figure_draws_what_was_measured():
     assert list(cost.cost_figure(small).axes[1].lines[0].get_xdata()) == [64, 256]  # one byte was not measured
 
 
-def test_every_way_to_multiply_gives_the_same():
+def test_cost_methods_agree():
     results = [cost.call(name, 6)() for name in cost.CONTENDERS]
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
@@ -191,7 +217,7 @@ def test_receptive_field(nano):
     assert first.images[0].get_clim() == second.images[0].get_clim()
     with pytest.raises(ValueError, match="stage: expected 0 to 3"):
         receptive.effective_receptive_field(nano.model, images, stage=4)
-    assert receptive.covered(torch.ones(100, 100), 0.25) == 0.5
+    assert receptive.covering_side(torch.ones(100, 100), 0.25) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -199,6 +225,9 @@ def test_receptive_field(nano):
     [
         (["paths", "--out", "a.png"], b"\x89PNG"),
         (["pairs", "--side", "2", "--out", "a.svg"], b"<?xml"),
+        (["scans", "--grid", "4,5", "--out", "a.png"], b"\x89PNG"),
+        (["paths-3d", "--key", "3,5,6", "--out", "a.svg"], b"<?xml"),
+        (["matrices", "--grid", "3,4", "--out", "a.png"], b"\x89PNG"),
         (["masks", "--side", "8", "--image", "shapes", "--query", "2,3", "--out", "a.pdf"], b"%PDF"),
         (["attention", "--image", "cat", "--decays", "edges", "--stage", "2", "--out", "a.png"], b"\x89PNG"),
         (["attention", "--image", "cat", "--frames", "3", "--stage", "3", "--head", "1", "--out", "a.gif"], b"GIF89a"),
@@ -208,14 +237,14 @@ def test_receptive_field(nano):
     ],
     ids=lambda value: "-".join(value[:1]) if isinstance(value, list) else "",
 )
-def test_command_writes_figures(words, start, tmp_path, capsys):
+def test_figure_command_formats(words, start, tmp_path, capsys):
     out = tmp_path / words[-1]
     assert main(["figure", *words[:-1], str(out)]) == 0
     assert out.read_bytes().startswith(start)
     assert str(out) in capsys.readouterr().out
 
 
-def test_figures_of_a_checkpoint(nano, tmp_path):
+def test_figure_command_checkpoint(nano, tmp_path):
     """A classifier without stored preprocessing, and a backbone without a classifier."""
     for name, classes in (("classifier", 1000), ("backbone", 0)):
         model = copy.deepcopy(nano.model)
@@ -233,7 +262,7 @@ def test_figures_of_a_checkpoint(nano, tmp_path):
     "token",
     [(0.5, 0), (0, float("nan")), (float("inf"), 0), (-1, 0), (10**12, 0), (True, 0), ("0", 0), (0,), (0, 0, 0)],
 )
-def test_path_tokens_end_for_any_input(token, path):
+def test_path_tokens_invalid(token, path):
     for query, key in ((token, (1, 1)), ((1, 1), token)):
         with pytest.raises(ValueError, match="query: expected a token of the"):
             paths.path_tokens(query, key, path)
@@ -242,14 +271,21 @@ def test_path_tokens_end_for_any_input(token, path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["paths", "--out", "a.gif"], "out: expected a file that ends in .png, .pdf, .svg, got a.gif"),
-        (["paths", "--out", "none/a.png"], "out: expected a file in a folder that exists, got none/a.png"),
-        (["paths", "--out", "text/a.png"], "out: expected a file in a folder that exists, got text/a.png"),
+        (["paths", "--out", "a.gif"], "out: expected a name that ends in .png or .pdf or .svg, got 'a.gif'"),
+        (["paths", "--out", "none/a.png"], "out: expected a folder at none, found none"),
+        (["paths", "--out", "text/a.png"], "out: expected a folder at text, found none"),
         (["paths", "--out", "folder.png"], "out: expected a file, got the folder folder.png"),
         (["paths", "--grid", "0,3", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 0,3"),
         (["paths", "--grid", "3,41", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 3,41"),
         (["paths", "--query", "7,1", "--out", "a.png"], "query: expected 1,1 to 6,8, the tokens of the grid, got 7,1"),
         (["paths", "--key", "0,1", "--out", "a.png"], "key: expected 1,1 to 6,8, the tokens of the grid, got 0,1"),
+        (["scans", "--grid", "3,41", "--out", "a.png"], "grid: expected 1,1 to 40,40, got 3,41"),
+        (["matrices", "--grid", "9,2", "--out", "a.png"], "grid: expected 1,1 to 8,8, got 9,2"),
+        (["paths-3d", "--grid", "2,3,13", "--out", "a.png"], "grid: expected 1 to 12 along each axis, got 2,3,13"),
+        (
+            ["paths-3d", "--query", "5,1,1", "--out", "a.png"],
+            "query: expected 1,1,1 to 4,5,6, the tokens of the grid, got 5,1,1",
+        ),
         (["pairs", "--side", "9", "--out", "a.png"], "side: expected 1 to 4 (there are side^4 paths), got 9"),
         (["masks", "--side", "0", "--out", "a.png"], "side: expected 1 to 64, got 0"),
         (["masks", "--side", "9999", "--out", "a.png"], "side: expected 1 to 64, got 9999"),
@@ -293,7 +329,7 @@ def test_path_tokens_end_for_any_input(token, path):
     ],
     ids=lambda value: "-".join(value[:-2])[:40] if isinstance(value, list) else "",
 )
-def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+def test_figure_command_errors(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("text")
     (tmp_path / "folder.png").mkdir()
@@ -305,27 +341,33 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [["paths", "--grid", "3"], ["paths", "--query", "1.5,2"], ["masks", "--query", "x,y"]]
+    ("words", "count"),
+    [
+        (["paths", "--grid", "3"], "two"),
+        (["paths", "--query", "1.5,2"], "two"),
+        (["masks", "--query", "x,y"], "two"),
+        (["paths-3d", "--key", "1,2"], "three"),
+    ],
 )
-def test_malformed_pairs_are_told(words, capsys):
+def test_figure_command_malformed_tokens(words, count, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["figure", *words, "--out", "a.png"])
     assert ended.value.code == 2
-    assert f"expected two whole numbers such as 3,4, got '{words[-1]}'" in capsys.readouterr().err
+    assert f"expected {count} whole numbers such as " in capsys.readouterr().err
 
 
-def test_unwritable_out_is_found_before_the_work(capsys, tmp_path, monkeypatch):
+def test_figure_command_unwritable_out(capsys, tmp_path, monkeypatch):
     def refuse(*args, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(style.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(outputs.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(cost, "measure", lambda *args, **options: pytest.fail("measured first"))
     assert main(["figure", "cost", "--out", str(tmp_path / "a.png")]) == 2
-    assert f"out: expected a folder to write in, got {tmp_path}: Permission denied" in capsys.readouterr().err
+    assert f"out: cannot write to {tmp_path}: Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.gif"])
-def test_a_full_disk_is_told_and_leaves_the_old_file(name, capsys, tmp_path, monkeypatch):
+def test_figure_command_full_disk(name, capsys, tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 

@@ -67,11 +67,11 @@ def ask(path="/", *, method="GET", headers=(), body=b"", host="127.0.0.1", parse
         ("evil.example:7860", "0.0.0.0", False),
     ],
 )
-def test_host_header(header, host, served):
+def test_gate_host_header(header, host, served):
     assert gate.is_served_host(header, host, PORT) is served
 
 
-def test_foreign_hosts_and_origins_are_refused():
+def test_gate_foreign_host_or_origin():
     assert ask()[0] == 200
     assert ask(headers={"host": "evil.example:7860"})[0] == 403
     assert ask(headers={"host": ""})[0] == 403
@@ -101,11 +101,11 @@ def test_foreign_hosts_and_origins_are_refused():
         ("OPTIONS", "/", 405),
     ],
 )
-def test_only_routes_of_the_page_are_open(method, path, status):
+def test_gate_routes(method, path, status):
     assert ask(path, method=method)[0] == status
 
 
-def test_bodies_are_bounded():
+def test_gate_body_size():
     assert ask(gate.JOIN, method="POST", body=b'{"a": 1}')[::2] == (200, b'{"a": 1}')
     assert ask(gate.JOIN, method="POST", body=b"1" * (gate.JSON_BYTES + 1))[0] == 413
     assert ask(gate.UPLOAD, method="POST", body=b"1" * (gate.JSON_BYTES + 1000))[0] == 200
@@ -115,7 +115,7 @@ def test_bodies_are_bounded():
     assert ask(gate.UPLOAD, method="POST", headers={"content-length": "9" * 5000})[0] == 413
 
 
-def test_a_wrong_call_is_answered_with_the_message():
+def test_gate_parse_error():
     def parse(body):
         raise ValueError("rows: expected 2 to 8, got 9")
 
@@ -126,7 +126,7 @@ def test_a_wrong_call_is_answered_with_the_message():
     )
 
 
-def test_open_requests_are_bounded():
+def test_gate_open_requests():
     waiting, answers = asyncio.Event(), []
 
     async def app(scope, receive, send):

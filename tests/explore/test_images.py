@@ -6,7 +6,7 @@ from PIL import Image
 from ppma.explore import images
 
 
-def test_samples_are_small_and_credited():
+def test_samples_size_and_credits():
     files = list(images.SAMPLES.iterdir())
     assert sum(path.stat().st_size for path in files) < 300_000
     credits = (images.SAMPLES / "README.txt").read_text()
@@ -15,13 +15,13 @@ def test_samples_are_small_and_credited():
         assert images.sample_path(name).name in credits
 
 
-def test_a_file_is_read(tmp_path):
+def test_find_image_file(tmp_path):
     Image.new("L", (20, 30), 7).save(tmp_path / "grey.png")
     image = images.find_image(tmp_path / "grey.png")
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (20, 30), (7, 7, 7))
 
 
-def test_files_are_turned_upright_and_scaled_by_their_range(tmp_path):
+def test_read_image_exif_and_16_bit(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("I;16", (20, 30), 65535 // 3).save(tmp_path / "deep.png", exif=exif)
@@ -29,7 +29,7 @@ def test_files_are_turned_upright_and_scaled_by_their_range(tmp_path):
     assert (image.size, image.getpixel((0, 0))) == ((30, 20), (85, 85, 85))
 
 
-def test_oversized_and_broken_files_are_refused(tmp_path, monkeypatch):
+def test_read_image_oversized_or_broken(tmp_path, monkeypatch):
     good = tmp_path / "good.png"
     Image.effect_noise((64, 64), 50).save(good)
     with pytest.raises(ValueError, match="found none"):

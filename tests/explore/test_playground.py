@@ -6,13 +6,21 @@ from PIL import Image
 
 from ppma import testing
 from ppma.explore import playground, query_panels
-from ppma.explore.view import Choice, changed_record, clickable_image, describe, look, panels_image, query_at
+from ppma.explore.view import (
+    Choice,
+    capture_prepared,
+    changed_record,
+    clickable_image,
+    describe,
+    panels_image,
+    query_at,
+)
 from ppma.ops import reference
 
 
 @pytest.mark.parametrize("grid", testing.GRIDS)
 @pytest.mark.parametrize("path", ["v2h", "h2v"])
-def test_the_last_step_is_the_mask_times_x(grid, path):
+def test_scan_steps_last_is_mask_times_x(grid, path):
     generator = torch.Generator().manual_seed(0)
     alpha, beta = (testing.random_log_decay(*grid, generator=generator, dtype=torch.float64).exp() for _ in range(2))
     x = torch.randn(grid, generator=generator, dtype=torch.float64)
@@ -25,7 +33,7 @@ def test_the_last_step_is_the_mask_times_x(grid, path):
         assert torch.isfinite(step.values[tuple(zip(*step.written, strict=True))]).all()
 
 
-def test_a_step_writes_one_line():
+def test_scan_step_one_line():
     x = torch.zeros(3, 2, dtype=torch.float64)
     x[0, 0] = 1.0
     half = torch.full((3, 2), 0.5, dtype=torch.float64)
@@ -37,7 +45,7 @@ def test_a_step_writes_one_line():
     assert steps[7].values[:, 0].tolist() == [1.0, 0.5, 0.25]
 
 
-def test_masks_are_rows_of_the_reference():
+def test_query_masks_match_reference():
     alpha, beta = playground.preset_decays("random", (4, 3))
     drawn = playground.query_masks(alpha, beta, (2, 1))
     for path, values in drawn.items():
@@ -48,7 +56,7 @@ def test_masks_are_rows_of_the_reference():
     torch.testing.assert_close(torch.as_tensor(axes[2].images[0].get_array().data), drawn["2d"] / 2)
 
 
-def test_step_figure_draws_the_step():
+def test_step_figure_values():
     alpha, beta = playground.preset_decays("wall", (3, 4))
     x = torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     step = playground.scan_steps(x, alpha, beta, "h2v")[3]
@@ -61,7 +69,7 @@ def test_step_figure_draws_the_step():
     assert len(axis.texts) == int((~step.values.isnan()).sum())
 
 
-def test_tables_are_parsed_and_mistakes_named():
+def test_parse_decays_errors():
     table = playground.parse_decays("alpha", [[0, "0.5"], [1, 0.25]])
     assert table.tolist() == [[0, 0.5], [1, 0.25]]
     for cell in (1.5, -0.1, "x", "", None, "nan"):
@@ -73,19 +81,19 @@ def test_tables_are_parsed_and_mistakes_named():
         playground.preset_decays("walls", (2, 2))
 
 
-def test_places_and_tokens():
+def test_query_at_positions():
     assert query_at((0.0, 0.999), (4, 8)) == (0, 7)
     assert query_at((1.0, -0.1), (4, 8)) == (3, 0)
     assert query_at((0.5, 0.49), (4, 4)) == (2, 1)
 
 
-def test_the_view_follows_every_choice(nano):
-    seen = look(nano, nano.prepare(Image.effect_noise((40, 50), 60).convert("RGB")))
-    first = panels_image(seen, Choice())
-    assert panels_image(seen, Choice(place=(0.1, 0.9))).tobytes() != first.tobytes()
+def test_view_every_choice(nano):
+    captured = capture_prepared(nano, nano.prepare(Image.effect_noise((40, 50), 60).convert("RGB")))
+    first = panels_image(captured, Choice())
+    assert panels_image(captured, Choice(place=(0.1, 0.9))).tobytes() != first.tobytes()
 
     def masked(choice):
-        record = changed_record(seen, choice)
+        record = changed_record(captured, choice)
         return query_panels(record, query_at(choice.place, record.grid), head=choice.head).masked_attention
 
     changes = (
@@ -98,15 +106,17 @@ def test_the_view_follows_every_choice(nano):
     )
     for choice in changes:
         assert not torch.equal(masked(choice), masked(Choice())), choice
-    record = changed_record(seen, Choice(stage=1, block=1, mask="rmt", formulation="release"))
+    record = changed_record(captured, Choice(stage=1, block=1, mask="rmt", formulation="release"))
     assert (record.name, record.combine) == ("stages.1.blocks.1.attn", "logit")
 
 
-def test_the_picture_and_its_words(nano):
-    seen = look(nano, nano.prepare(Image.effect_noise((40, 50), 60).convert("RGB")))
-    picture = clickable_image(seen, Choice(place=(0.0, 0.0)))
+def test_view_image_and_description(nano):
+    captured = capture_prepared(nano, nano.prepare(Image.effect_noise((40, 50), 60).convert("RGB")))
+    picture = clickable_image(captured, Choice(place=(0.0, 0.0)))
     assert picture.size == (480, 480)
     assert picture.getpixel((16, 5)) == (255, 0, 0)  # the frame of a token 15 pixels wide
-    assert "nothing here was learned" in describe(nano, seen, Choice())
-    assert "stage 2, block 2 (criss-cross attention), head 1" in describe(nano, seen, Choice(stage=1, block=1, head=0))
-    assert "edges, not learned" in describe(nano, seen, Choice(edges=True))
+    assert "weights are random" in describe(nano, captured, Choice())
+    assert "stage 2, block 2 (criss-cross attention), head 1" in describe(
+        nano, captured, Choice(stage=1, block=1, head=0)
+    )
+    assert "edges, not learned" in describe(nano, captured, Choice(edges=True))

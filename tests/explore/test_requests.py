@@ -79,18 +79,18 @@ def answer(page, body):
     return "ok"
 
 
-def test_valid_requests_are_served(page, uploaded):
+def test_request_valid(page, uploaded):
     for name, data in valid_data(uploaded).items():
         assert answer(page, json.dumps(request(page, name, data)).encode()) == "ok", name
 
 
-def test_an_upload_may_be_a_list_of_one(page, uploaded):
+def test_request_upload_list(page, uploaded):
     file, choice = valid_data(uploaded)["upload_file"]
     for files, said in (([file], "ok"), ([file, file], "upload: expected an uploaded file, got None")):
         assert answer(page, json.dumps(request(page, "upload_file", [files, choice])).encode()) == said
 
 
-def test_every_function_of_the_page_is_tried(page, uploaded):
+def test_request_every_handler(page, uploaded):
     assert {function.name for function in page.fns.values()} == set(valid_data(uploaded))
 
 
@@ -132,7 +132,7 @@ def test_every_function_of_the_page_is_tried(page, uploaded):
         ("change", 8, {"path": "http://a", "meta": {"_type": "gradio.FileData"}}, "strength: expected a number or"),
     ],
 )
-def test_wrong_values_get_a_message(name, place, value, message, page, uploaded):
+def test_request_wrong_value(name, place, value, message, page, uploaded):
     data = copy.deepcopy(valid_data(uploaded)[name])
     data[place] = value
     said = answer(page, json.dumps(request(page, name, data)).encode())
@@ -144,7 +144,7 @@ def test_wrong_values_get_a_message(name, place, value, message, page, uploaded)
 @pytest.mark.parametrize(
     ("name", "index", "message"),
     [
-        ("click", [1], "click: expected a place x, y in the image"),
+        ("click", [1], "click: expected a position x, y in the image"),
         ("click", [1, -5], "y: expected a number from 0 to 480, got -5"),
         ("click", ["x", 5], "x: expected a number from 0 to 480, got 'x'"),
         ("click", [[1], 5], "event_data: expected one or two numbers"),
@@ -153,7 +153,7 @@ def test_wrong_values_get_a_message(name, place, value, message, page, uploaded)
         ("pick", 0.5, "sample: expected a whole number from 0 to 4, got 0.5"),
     ],
 )
-def test_wrong_clicks_get_a_message(name, index, message, page, uploaded):
+def test_request_wrong_click(name, index, message, page, uploaded):
     asked = request(page, name, valid_data(uploaded)[name])
     asked["event_data"] = {"index": index}
     assert answer(page, json.dumps(asked).encode()).startswith(message)
@@ -171,14 +171,14 @@ def test_wrong_clicks_get_a_message(name, index, message, page, uploaded):
         ("trigger_id", 10**9, "trigger_id: expected a component of the page"),
     ],
 )
-def test_wrong_requests_get_a_message(field, value, message, page):
+def test_request_malformed(field, value, message, page):
     asked = request(page, "fit", [2]) | {field: value}
     assert answer(page, json.dumps(asked).encode()).startswith(message)
 
 
-def test_what_is_no_json_gets_a_message(page):
+def test_request_not_json(page):
     for body in (b"", b"\xff\xfe", b"{", b"[" * 50_000, b'{"data": ' + b"9" * 5000 + b"}"):
-        assert answer(page, body) == "request: expected JSON, got something else"
+        assert answer(page, body) == "request: expected JSON"
     assert answer(page, b"[1]") == "request: expected a JSON object, got list"
 
 
@@ -208,10 +208,10 @@ def mutate(value, rng):
     return copy.deepcopy(rng.choice(HOSTILE))
 
 
-def test_mutated_requests_are_answered(page, uploaded, monkeypatch):
+def test_request_mutated(page, uploaded, monkeypatch):
     """250 mutated requests: each has a result or the project's own message, soon."""
     blank = Image.new("RGB", (8, 8))
-    monkeypatch.setattr(style, "rendered", lambda figure, dpi=100: blank)  # slow, and gets no value of a request
+    monkeypatch.setattr(style, "render", lambda figure, dpi=100: blank)  # slow, and gets no value of a request
     rng, answers = random.Random(0), []
     valid = valid_data(uploaded)
     for number in range(250):
@@ -235,27 +235,27 @@ def test_mutated_requests_are_answered(page, uploaded, monkeypatch):
     assert 20 < answers.count("ok") < 200  # both kinds were tried
 
 
-def test_few_requests_wait_and_one_is_drawn(page):
+def test_page_queue_limits(page):
     assert page._queue.max_size == app.WAITING
     assert {function.concurrency_limit for function in page.fns.values()} == {1}
     assert len({function.concurrency_id for function in page.fns.values()}) == 1
     assert page.delete_cache == (app.FILES_LIVE, app.FILES_LIVE)
 
 
-def test_looks_are_shared_and_bounded(nano):
-    looks = view.Looks(nano)
-    prepared = [torch.full((3, 64, 64), float(n)) for n in range(view.LOOKS + 2)]
-    first = looks(prepared[0])
-    assert looks(prepared[0].clone()) is first
+def test_capture_cache_size(nano):
+    captures = view.CaptureCache(nano)
+    prepared = [torch.full((3, 64, 64), float(n)) for n in range(view.CACHE_SIZE + 2)]
+    first = captures(prepared[0])
+    assert captures(prepared[0].clone()) is first
     for image in prepared:
-        looks(image)
-    assert looks._of_bytes.cache_info().currsize == view.LOOKS
-    again = looks(prepared[0])
+        captures(image)
+    assert captures._of_bytes.cache_info().currsize == view.CACHE_SIZE
+    again = captures(prepared[0])
     assert again is not first
     assert torch.equal(again.records[0].q, first.records[0].q)
 
 
-def test_last_step_is_of_the_longest_scan():
+def test_last_step_longest_scan():
     largest = playground_page.playground.LARGEST
     ones = [[1.0] * largest] * largest
     *_, count = playground_page.draw(ones, ones, (0, 0), (1, 1), "v2h", playground_page.LAST_STEP)

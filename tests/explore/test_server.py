@@ -103,7 +103,7 @@ def check_files_elsewhere(server):
     assert get(server, "gradio_api/file=http://192.0.2.1/a.png")[0] == 404
 
 
-def test_server_asks_nobody_outside(server):
+def test_server_offline(server):
     """One test, because a server takes seconds to start."""
     check_page(server)
     check_hosts(server)

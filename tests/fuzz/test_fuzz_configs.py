@@ -177,17 +177,17 @@ def fuzz(seeds, path):
     assert 0.05 * len(seeds) < accepted < 0.8 * len(seeds)
 
 
-def test_mutated_recipes(tmp_path):
+def test_fuzz_recipes(tmp_path):
     fuzz(range(150), tmp_path / "run.yaml")
 
 
 @pytest.mark.slow
-def test_mutated_recipes_at_length(tmp_path):
+def test_fuzz_recipes_at_length(tmp_path):
     fuzz(range(1000, 3000), tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize("recipe", ["digits_nano", "scenes_maskrcnn_nano", "scenes_upernet_nano"])
-def test_every_key_refuses_what_it_cannot_take(recipe):
+def test_fuzz_every_key(recipe):
     """A wrong type, null, a list, a mapping, extremes, for each key of each section in turn."""
     (base,) = (path for path in RECIPES if path.stem == recipe)
     loaded = load_config(base)

@@ -17,13 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
-from ppma.data.ade20k import Ade20kDataConfig, Ade20kImages
 from ppma.data.coco import CocoDataConfig, CocoInstances
 from ppma.data.coco_transforms import CocoAugmentConfig, train_transform
 from ppma.data.decoding import decode
 from ppma.data.errors import BrokenSampleError
 from ppma.data.label_maps import IGNORED
 from ppma.data.scenes_files import write_scenes
+from ppma.data.segmentation import SegmentationDataConfig, SegmentationImages
 from ppma.tasks.detection.metrics import CocoMetrics
 
 SEED = int(os.environ.get("PPMA_FUZZ_SEED", "0"))
@@ -168,14 +168,14 @@ def test_fuzz_label_maps(scenes, seed, cases):
     read = 0
     for number in range(cases):
         with one_case(seed, number) as rng:
-            data = Ade20kDataConfig(
+            data = SegmentationDataConfig(
                 root=str(scenes), labels=rng.choice(("ade20k", "plain")), ignore_index=rng.choice((None, None, 255, 11))
             )
             content = rng.choice(maps)
             path.write_bytes(content if rng.random() < 0.2 else damaged(content, rng))
             if rng.random() < 0.2:
                 (scenes / "classes.txt").write_bytes(damaged((scenes / "classes.txt").read_bytes(), rng))
-            images = read_or_told(lambda data=data: Ade20kImages(data, "training"), ValueError, scenes)
+            images = read_or_told(lambda data=data: SegmentationImages(data, "training"), ValueError, scenes)
             write_names(scenes)
             if images is None:
                 continue

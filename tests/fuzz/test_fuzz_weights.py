@@ -20,14 +20,14 @@ import safetensors.torch
 import torch
 
 import ppma
-from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.coco import CocoDataConfig
 from ppma.data.preprocessing import Preprocessing
+from ppma.data.segmentation import SegmentationDataConfig
 from ppma.models import BackboneConfig, CheckpointError, PolylineBackbone
 from ppma.models.loading import load_classifier, save_checkpoint
 from ppma.tasks.dense.weights import save_model
-from ppma.tasks.detection.config import DetectionConfig
-from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN
+from ppma.tasks.detection.config import DetectionConfig, DetectorConfig
+from ppma.tasks.detection.model import PolylineMaskRCNN
 from ppma.tasks.detection.weights import load_detector
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet
@@ -80,13 +80,20 @@ def mmdetection():
     return {"state_dict": {**state, "roi_head.bbox_head.fc_cls.weight": torch.zeros(4, 8)}}
 
 
+def mask_rcnn():
+    """A Mask R-CNN in MMDetection's layout."""
+    heads = _from("tasks/detection/mmdetection_reference.py").random_heads(DIMS, 3, channels=4, box_channels=4)
+    backbone = {f"backbone.{name}": tensor for name, tensor in authors(task="detection").items()}
+    return {"state_dict": backbone | heads, "meta": {"CLASSES": ("a", "b", "c")}}
+
+
 def dense_backbone():
     return PolylineBackbone(CONFIG.replace(feature_norms=(0, 1, 2, 3)).without_head(4))
 
 
 def write_segmenter(path):
     decoder = DecoderConfig(channels=8, auxiliary_channels=8)
-    data = Ade20kDataConfig(root="", classes=("a", "b", "c"))
+    data = SegmentationDataConfig(root="", classes=("a", "b", "c"))
     config = SegmentationConfig(
         task="segmentation", model="ppma_nano", steps=1, batch_size=2, lr=1e-3, data=data, decoder=decoder
     )
@@ -136,6 +143,7 @@ FILES = {
     "authors.pth": (torch_file(lambda: {"model": authors(), "epoch": 3}), load_authors),
     "mmsegmentation.pth": (torch_file(mmsegmentation), lambda path: load_segmenter(path, kinds=KINDS)[0]),
     "mmdetection.pth": (torch_file(mmdetection), load_authors),
+    "mask_rcnn.pth": (torch_file(mask_rcnn), lambda path: load_detector(path, kinds=KINDS)[0]),
 }
 
 
@@ -330,10 +338,10 @@ def fuzz(originals, folder, seeds):
     return models
 
 
-def test_fuzzed_weight_files(originals, tmp_path):
+def test_fuzz_weight_files(originals, tmp_path):
     assert 0 < fuzz(originals, tmp_path, range(SEED, SEED + 120)) < 120
 
 
 @pytest.mark.slow
-def test_fuzzed_weight_files_long(originals, tmp_path):
+def test_fuzz_weight_files_long(originals, tmp_path):
     assert 0 < fuzz(originals, tmp_path, range(1000 + SEED, 3000 + SEED)) < 2000

@@ -42,7 +42,7 @@ def merge(out):
 @pytest.mark.parametrize("formulation", COMBINE)
 @pytest.mark.parametrize("kind", ["full", "criss_cross"])
 @pytest.mark.parametrize("mask", PATHS)
-def test_module_is_the_reference_between_two_projections(mask, kind, formulation, grid):
+def test_forward_reference(mask, kind, formulation, grid):
     attention = module(mask=mask, kind=kind, formulation=formulation, rope=True, local_kernel=3)
     x = torch.randn(2, *grid, 12, dtype=torch.float64)
     q, k, v = heads(attention, x)
@@ -63,10 +63,63 @@ def test_module_is_the_reference_between_two_projections(mask, kind, formulation
     torch.testing.assert_close(attention(x), expected)
 
 
+def factors(kind, q, k):
+    """S1 (N x d) and S2 (d x N), written out."""
+    q, k = q.flatten(2, 3), k.flatten(2, 3)
+    if kind == "decomposed":
+        return q.softmax(-1), k.softmax(-2).mT
+    phi_q, phi_k = (torch.where(t > 0, t + 1, t.exp()) for t in (q, k))
+    return phi_q / (phi_q @ phi_k.mT).sum(-1, keepdim=True), phi_k.mT
+
+
+@pytest.mark.parametrize("grid", [(3, 4), (1, 5), (4, 1)])
+@pytest.mark.parametrize("formulation", COMBINE)
+@pytest.mark.parametrize("kind", ["linear", "decomposed"])
+@pytest.mark.parametrize("mask", PATHS)
+def test_forward_low_rank(mask, kind, formulation, grid):
+    """`((S1 S2) * L) v` of the paper's appendix; in the release's formulation each path's weights sum to 1."""
+    attention = module(mask=mask, kind=kind, formulation=formulation, rope=True)
+    x = torch.randn(2, *grid, 12, dtype=torch.float64)
+    q, k, v = heads(attention, x)
+    cos, sin = (table.view(*grid, 3) for table in rotary_table(*grid, 6, CPU))
+    s1, s2 = factors(kind, rotate(q, cos, sin), rotate(k, cos, sin))
+    paths = ["v2h", "h2v"] if PATHS[mask] == "2d" else [PATHS[mask]]
+    maps = [(s1 @ s2) * reference.polyline_mask(*log_decays(attention, x), paths=path) for path in paths]
+    if formulation == "release":
+        maps = [weights / weights.sum(-1, keepdim=True) / len(paths) for weights in maps]
+    out = (sum(maps) @ v.flatten(2, 3)).unflatten(2, grid)
+    torch.testing.assert_close(attention(x), attention.proj(merge(out)))
+
+
+@pytest.mark.parametrize("formulation", COMBINE)
+@pytest.mark.parametrize("kind", ["full", "linear", "decomposed"])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_forward_valid(prefix, kind, formulation):
+    """What invalid tokens hold is never read; a valid mask of all tokens changes nothing."""
+    attention = module(kind=kind, formulation=formulation, local_kernel=3)
+    x = torch.randn(2, prefix + 12, 12, dtype=torch.float64)
+    valid = torch.ones(2, 3, 4, dtype=torch.bool)
+    torch.testing.assert_close(attention(x, grid=(3, 4), valid=valid), attention(x, grid=(3, 4)))
+    valid[0, 1:, 2:] = False
+    valid[1] = False
+    hidden = torch.nn.functional.pad(~valid.flatten(1), (prefix, 0))
+    other = torch.where(hidden[..., None], torch.randn_like(x), x)
+    # Decays of invalid tokens still lie on paths: none, so that nothing but keys and values is left of them.
+    attention.decay.weight.data.zero_()
+    outs = [attention(tokens, grid=(3, 4), valid=valid)[~hidden] for tokens in (x, other)]
+    torch.testing.assert_close(*outs)
+    assert torch.isfinite(attention(x, grid=(3, 4), valid=valid)).all()
+
+
+def test_forward_wrong_valid():
+    with pytest.raises(ValueError, match=r"^valid: expected torch.bool of shape \(2, 3, 4\)"):
+        module()(torch.randn(2, 3, 4, 12, dtype=torch.float64), valid=torch.ones(2, 4, 3, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("formulation", COMBINE)
 @pytest.mark.parametrize("kind", ["full", "criss_cross"])
 @pytest.mark.parametrize("mask", ["cross", "hilbert"])
-def test_scan_masks_run_in_the_module(mask, kind, formulation):
+def test_forward_scan_masks(mask, kind, formulation):
     attention = module(mask=mask, kind=kind, formulation=formulation)
     x = torch.randn(1, 3, 4, 12, dtype=torch.float64)
     structured = masks.KINDS[mask].build(*attention.decay(x))
@@ -76,7 +129,7 @@ def test_scan_masks_run_in_the_module(mask, kind, formulation):
 
 
 @pytest.mark.parametrize("kind", ["full", "criss_cross"])
-def test_a_sequence_with_its_grid_is_the_grid(kind):
+def test_forward_sequence(kind):
     attention = module(kind=kind, rope=True, local_kernel=3)
     x = torch.randn(2, 3, 4, 12, dtype=torch.float64)
     torch.testing.assert_close(attention(x.flatten(1, 2), grid=(3, 4)), attention(x).flatten(1, 2))
@@ -84,7 +137,7 @@ def test_a_sequence_with_its_grid_is_the_grid(kind):
 
 @pytest.mark.parametrize("formulation", COMBINE)
 @pytest.mark.parametrize("mask", [*PATHS, "hilbert"])
-def test_each_path_is_one_to_and_from_prefix_tokens(mask, formulation):
+def test_prefix_mask_is_1(mask, formulation):
     prefix, grid = 2, (2, 3)
     attention = module(mask=mask, formulation=formulation)
     x = torch.randn(2, prefix + 6, 12, dtype=torch.float64)
@@ -103,7 +156,7 @@ def test_each_path_is_one_to_and_from_prefix_tokens(mask, formulation):
     torch.testing.assert_close(attention(x, grid=grid), expected)
 
 
-def test_prefix_tokens_are_neither_turned_nor_convolved():
+def test_prefix_not_rotated_nor_convolved():
     attention = module(mask="none", rope=True, local_kernel=3)
     x = torch.randn(1, 1 + 6, 12, dtype=torch.float64)
     q, k, v = heads(attention, x)
@@ -117,7 +170,7 @@ def test_prefix_tokens_are_neither_turned_nor_convolved():
 
 @pytest.mark.parametrize("formulation", COMBINE)
 @pytest.mark.parametrize(("kind", "tokens"), [("full", 6), ("full", 7), ("criss_cross", 6)])
-def test_gradients_are_right(kind, tokens, formulation):
+def test_gradients(kind, tokens, formulation):
     attention = module(kind=kind, formulation=formulation, rope=True, local_kernel=3)
     x = torch.randn(1, tokens, 12, dtype=torch.float64, requires_grad=True)
     names, parameters = zip(*attention.named_parameters(), strict=True)
@@ -128,7 +181,7 @@ def test_gradients_are_right(kind, tokens, formulation):
     assert torch.autograd.gradcheck(function, (x, *parameters), fast_mode=True)
 
 
-def test_autocast_and_half_models_agree_with_float32():
+def test_forward_autocast_and_half():
     torch.manual_seed(0)
     attention = PolylineAttention(64, 4, kind="criss_cross", rope=True, local_kernel=5)
     x = torch.randn(2, 6, 5, 64)
@@ -156,7 +209,7 @@ def test_autocast_and_half_models_agree_with_float32():
         ({"local_kernel": 4}, r"local_kernel: expected an odd number or 0, got 4"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_init_wrong_option(options, message):
     with pytest.raises(ValueError, match=message):
         PolylineAttention(12, **{"heads": 2, **options})
 
@@ -170,7 +223,7 @@ def test_wrong_options_are_named(options, message):
         ((1, 7, 12), (2, 3), r"no place for prefix tokens, expected N = 2\*3"),
     ],
 )
-def test_wrong_shapes_are_named(shape, grid, message):
+def test_forward_wrong_shape(shape, grid, message):
     attention = PolylineAttention(12, 2, kind="criss_cross")
     with pytest.raises(ValueError, match=message):
         attention(torch.zeros(shape), grid=grid)

@@ -20,7 +20,7 @@ def written_out(head, x):
 
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("name", DECAYS)
-def test_log_decays_follow_their_formula(name, outputs):
+def test_log_decays_formula(name, outputs):
     head = DECAYS[name](12, 3, outputs).double()
     torch.nn.init.normal_(head.weight)
     x = torch.randn(2, 4, 5, 12, dtype=torch.float64)
@@ -32,7 +32,7 @@ def test_log_decays_follow_their_formula(name, outputs):
 
 
 @pytest.mark.parametrize("name", DECAYS)
-def test_decays_start_in_the_range_of_the_release(name):
+def test_log_decays_initial_range(name):
     torch.manual_seed(0)
     head = DECAYS[name](64, 32)
     log_alpha, log_beta = head(torch.zeros(1, 1, 1, 64))
@@ -43,7 +43,7 @@ def test_decays_start_in_the_range_of_the_release(name):
     assert 8 <= (log_alpha < -0.01).sum() <= 24
 
 
-def test_every_token_can_learn_at_the_start():
+def test_log_decays_initial_gradient():
     head = ReluDecay(8, 2)
     log_alpha, log_beta = head(torch.randn(2, 3, 3, 8))
     (log_alpha.sum() + log_beta.sum()).backward()
@@ -53,7 +53,7 @@ def test_every_token_can_learn_at_the_start():
 
 @pytest.mark.parametrize("name", DECAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_log_decays_are_computed_in_float32(name, dtype):
+def test_log_decays_half_precision(name, dtype):
     head = DECAYS[name](64, 2)
     torch.nn.init.normal_(head.weight, std=0.2)
     x = torch.randn(1, 4, 4, 64).to(dtype)
@@ -66,7 +66,7 @@ def test_log_decays_are_computed_in_float32(name, dtype):
     assert cast.dtype == torch.float32
 
 
-def test_release_parameters_have_the_size_of_the_release():
+def test_softplus_decay_parameter_shapes():
     assert {name: tuple(p.shape) for name, p in SoftplusDecay(64, 4).named_parameters()} == {
         "weight": (2, 16),
         "dt_bias": (4,),

@@ -27,7 +27,7 @@ def keep(tensor):
     return tensor
 
 
-def test_the_value_is_not_kept_and_computed_once_for_each_use():
+def test_value_not_kept():
     x = torch.randn(5, 4, requires_grad=True)
     weights = [torch.randn(4, 3, requires_grad=True) for _ in range(2)]
     calls = []
@@ -49,7 +49,7 @@ def test_the_value_is_not_kept_and_computed_once_for_each_use():
 
 
 @pytest.mark.parametrize("formulation", ["paper", "release"])
-def test_gradients_of_a_model_are_the_same_bits(formulation):
+def test_model_gradients_same_bits(formulation):
     network, images = model(formulation=formulation), torch.randn(2, 3, 32, 48)
     less = gradients(network, images)
     with saved_tensors_hooks(keep, keep):  # other hooks switch it off
@@ -57,14 +57,14 @@ def test_gradients_of_a_model_are_the_same_bits(formulation):
     assert all(torch.equal(a, b) for a, b in zip(less, everything, strict=True))
 
 
-def test_leaves_gradient_checkpointing_alone():
+def test_gradient_checkpointing():
     network, images = model(), torch.randn(2, 3, 32, 32)
     plain = gradients(network, images)
     network.set_grad_checkpointing()
     assert all(torch.equal(a, b) for a, b in zip(plain, gradients(network, images), strict=True))
 
 
-def test_an_error_inside_leaves_no_trace():
+def test_error_inside():
     value, other = (torch.randn(3, requires_grad=True).sin() for _ in range(2))
     with (
         pytest.raises(RuntimeError, match="from inside"),
@@ -78,7 +78,7 @@ def test_an_error_inside_leaves_no_trace():
     assert recompute._known.get() is None
 
 
-def test_hooks_of_others_are_seen():
+def test_hooked():
     from ppma.layers import recompute
 
     assert not recompute._hooked()
@@ -88,7 +88,7 @@ def test_hooks_of_others_are_seen():
     assert not recompute._hooked()
 
 
-def test_other_hooks_get_every_saved_tensor():
+def test_other_hooks():
     x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     value, packed = x.sin(), []
     with saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, keep), recomputing(value, x.sin):
@@ -96,7 +96,7 @@ def test_other_hooks_get_every_saved_tensor():
     assert any(torch.equal(tensor, value) for tensor in packed if tensor.shape == value.shape)
 
 
-def test_disabled_hooks_and_no_grad_leave_it_off():
+def test_disabled_hooks_and_no_grad():
     x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     value = x.sin()
     with disable_saved_tensors_hooks("no hooks here"), recomputing(value, x.sin):
@@ -107,7 +107,7 @@ def test_disabled_hooks_and_no_grad_leave_it_off():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_inside_checkpoint_gradients_are_the_same_bits(reentrant):
+def test_checkpoint_gradients_same_bits(reentrant):
     network, images = model(), torch.randn(2, 3, 32, 32, requires_grad=True)
     plain = gradients(network, images)
     network.zero_grad()
@@ -116,7 +116,7 @@ def test_inside_checkpoint_gradients_are_the_same_bits(reentrant):
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, network.parameters(), strict=True))
 
 
-def test_a_hook_on_the_projection_sees_and_keeps_its_result():
+def test_projection_hook_keeps_result():
     network, images, seen = model().eval(), torch.randn(1, 3, 32, 32), []
     with torch.no_grad():
         expected = network(images)

@@ -9,7 +9,7 @@ from ppma.ops.backends.pytorch.block import rotate
 CPU = torch.device("cpu")
 
 
-def test_rotation_turns_neighbouring_channels_by_raster_index_times_frequency():
+def test_rotation_formula():
     H, W, d = 3, 4, 6
     x = torch.randn(H * W, d, dtype=torch.float64)
     turned = rotate(x, *rotary_table(H, W, d, CPU))
@@ -21,14 +21,14 @@ def test_rotation_turns_neighbouring_channels_by_raster_index_times_frequency():
             assert abs(complex(turned[token, 2 * m], turned[token, 2 * m + 1]) - expected) < 1e-5
 
 
-def test_scores_depend_on_the_difference_of_positions_only():
+def test_rotation_relative_positions():
     cos, sin = rotary_table(1, 9, 8, CPU)
     q, k = torch.randn(2, 8, dtype=torch.float64)
     scores = [rotate(q, cos[i], sin[i]) @ rotate(k, cos[i + 3], sin[i + 3]) for i in range(6)]
     torch.testing.assert_close(torch.stack(scores), scores[0].expand(6), rtol=0, atol=1e-5)
 
 
-def test_a_table_made_in_inference_mode_serves_training():
+def test_rotary_table_inference_mode():
     with torch.inference_mode():
         rotary_table(5, 7, 8, CPU)
     x = torch.randn(35, 8, requires_grad=True)
@@ -36,7 +36,7 @@ def test_a_table_made_in_inference_mode_serves_training():
     assert x.grad is not None
 
 
-def test_tables_are_kept_but_never_fake_ones():
+def test_rotary_table_cache():
     with FakeTensorMode():
         rotary_table(6, 11, 8, CPU)
     real = rotary_table(6, 11, 8, CPU)
@@ -44,7 +44,7 @@ def test_tables_are_kept_but_never_fake_ones():
     assert rotary_table(6, 11, 8, CPU)[0] is real[0]
 
 
-def test_half_precision_keeps_its_dtype_and_the_angles_of_float32():
+def test_rotation_half_precision():
     x = torch.randn(3000, 8)
     table = rotary_table(50, 60, 8, CPU)
     half = rotate(x.bfloat16(), *table)

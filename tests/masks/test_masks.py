@@ -17,14 +17,14 @@ def build(name, grid, heads=2, dtype=torch.float64, seed=0):
     if name == "none":
         return masks.none(grid)
     if name == "rmt":
-        return masks.rmt(masks.rmt_log_decay(heads, 4), grid)
+        return masks.rmt(masks.rmt_log_decay(heads, 4).to(dtype), grid)
     kind = masks.KINDS[name]
     return kind.build(log_alpha, log_alpha if kind.learned == 1 else log_beta)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("name", masks.KINDS)
-def test_rows_and_columns_are_blocks_of_the_dense_form(name, grid):
+def test_rows_and_columns_blocks_of_dense(name, grid):
     H, W = grid
     mask = build(name, grid)
     dense = mask.dense().unflatten(-1, grid).unflatten(-3, grid)
@@ -36,7 +36,7 @@ def test_rows_and_columns_are_blocks_of_the_dense_form(name, grid):
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
 @pytest.mark.parametrize("name", ["none", "rmt", "v2h", "2d", "shared"])
-def test_operators_agree_with_the_general_form(name, combine):
+def test_polyline_mask_against_general_form(name, combine):
     grid = (4, 5)
     mask = build(name, grid)
     q, k, v = torch.randn(3, 3, 2, *grid, 4, dtype=torch.float64)
@@ -44,10 +44,26 @@ def test_operators_agree_with_the_general_form(name, combine):
         fused = getattr(mask, method)(q, k, v, combine=combine)
         general = getattr(masks.StructuredMask, method)(mask, q, k, v, combine=combine)
         torch.testing.assert_close(fused, general)
+    fused = mask.decomposed(q.exp(), k.exp(), v, combine=combine)
+    torch.testing.assert_close(fused, masks.StructuredMask.decomposed(mask, q.exp(), k.exp(), v, combine=combine))
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+@pytest.mark.parametrize("method", ["attention", "criss_cross"])
+def test_valid_against_general_form(method, combine):
+    """Rows without valid keys, and NaN at invalid ones."""
+    mask, (q, k, v) = build("2d", (4, 5)), torch.randn(3, 3, 2, 4, 5, 4, dtype=torch.float64)
+    valid = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)) < 0.5
+    valid[1], valid[2, 2] = False, False
+    k = k.masked_fill(~valid[:, None, ..., None], torch.nan)
+    fused = getattr(mask, method)(q, k, v, combine=combine, valid=valid)
+    general = getattr(masks.StructuredMask, method)(mask, q, k, v, combine=combine, valid=valid)
+    assert (fused[1] == 0).all()
+    torch.testing.assert_close(fused, general)
 
 
 @pytest.mark.parametrize("name", ["cross", "hilbert"])
-def test_scan_masks_are_differentiable_without_nan(name):
+def test_scan_mask_gradients(name):
     grid = (3, 4)
     generator = torch.Generator().manual_seed(0)
     log_alpha, log_beta = (random_log_decay(2, *grid, generator=generator).requires_grad_() for _ in range(2))
@@ -60,11 +76,11 @@ def test_scan_masks_are_differentiable_without_nan(name):
     assert (log_alpha.grad != 0).any()
 
 
-def test_no_mask_is_all_ones():
+def test_none_all_ones():
     assert (build("none", (3, 4)).dense() == 0).all()
 
 
-def test_rmt_is_the_manhattan_distance():
+def test_rmt_manhattan_distance():
     H, W, heads, span = 3, 5, 4, 6
     dense = masks.rmt(masks.rmt_log_decay(heads, span), (H, W)).dense()[0].view(heads, H, W, H, W)
     i, j = torch.arange(H), torch.arange(W)
@@ -75,7 +91,7 @@ def test_rmt_is_the_manhattan_distance():
 
 
 @pytest.mark.parametrize(("name", "order"), [("cross", curves.row_major), ("hilbert", curves.hilbert)])
-def test_scan_mask_is_the_product_along_the_scan(name, order):
+def test_scan_mask_product(name, order):
     grid = (3, 4)
     generator = torch.Generator().manual_seed(0)
     log_alpha, log_beta = (random_log_decay(*grid, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -88,7 +104,7 @@ def test_scan_mask_is_the_product_along_the_scan(name, order):
             torch.testing.assert_close(dense[visit[a], visit[b]], expected)
 
 
-def test_the_second_path_of_a_scan_mask_is_the_transposed_scan():
+def test_scan_mask_second_path():
     grid = (3, 4)
     log_alpha, log_beta = -torch.rand(2, *grid, dtype=torch.float64)
     for name in ("cross", "hilbert"):
@@ -99,7 +115,7 @@ def test_the_second_path_of_a_scan_mask_is_the_transposed_scan():
 
 
 @pytest.mark.parametrize("height", range(1, 12))
-def test_hilbert_curve_visits_every_token_by_neighbours(height):
+def test_hilbert_curve_neighbours(height):
     for width in range(1, 12):
         order = curves.hilbert(height, width)
         assert sorted(order) == list(range(height * width))
@@ -108,13 +124,13 @@ def test_hilbert_curve_visits_every_token_by_neighbours(height):
         assert all(max(step) == 1 for step in steps)
 
 
-def test_shared_decays_are_a_polyline_mask():
+def test_shared_polyline_mask():
     log_alpha = -torch.rand(3, 4)
     shared = masks.polyline_2d(log_alpha, log_alpha)
     torch.testing.assert_close(shared.dense().exp().sum(0), ppma.polyline_mask(log_alpha, log_alpha))
 
 
-def test_unknown_combine_is_named():
+def test_attention_unknown_combine():
     q, k, v = torch.randn(3, 2, 3, 4, 4)
     with pytest.raises(ValueError, match="combine: expected one of 'hadamard', 'logit', got 'sum'"):
         build("cross", (3, 4), dtype=torch.float32).attention(q, k, v, combine="sum")

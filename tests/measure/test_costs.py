@@ -12,7 +12,7 @@ from ppma.ops.options import AttentionOptions
 NAIVE, DECOMPOSED, ALGORITHM_1, SCAN = costs.METHODS
 
 
-def test_all_methods_compute_the_same_product():
+def test_methods_agree():
     log_alpha, log_beta = -torch.rand(2, 5, 6, dtype=torch.float64)
     x = torch.rand(5, 6, 2, dtype=torch.float64)
     expected = NAIVE.run(x, log_alpha, log_beta)
@@ -20,7 +20,7 @@ def test_all_methods_compute_the_same_product():
         torch.testing.assert_close(method.run(x, log_alpha, log_beta), expected)
 
 
-def test_the_naive_count_is_the_sum_of_the_path_lengths():
+def test_naive_count_sum_of_path_lengths():
     side = 5
     tokens = reference.tokens(side, side)
     distances = sum(abs(i - k) + abs(j - l) for (i, j), (k, l) in itertools.product(tokens, repeat=2))
@@ -33,13 +33,13 @@ def test_the_naive_count_is_the_sum_of_the_path_lengths():
     [(NAIVE, 2.5, (6, 12)), (DECOMPOSED, 2.0, (16, 32)), (ALGORITHM_1, 1.5, (16, 32)), (SCAN, 1.0, (16, 32))],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_counts_grow_with_the_stated_power(method, power, sides):
+def test_count_exponents(method, power, sides):
     counts = tuple(costs.count(method, side) for side in sides)
     # Lower-order terms still show at these sizes: the paths' mean length is (side - 1/side) * 2/3, for one.
     assert abs(costs.exponent(sides, counts) - power) < 0.15
 
 
-def test_large_attention_holds_no_n_by_n_tensor():
+def test_attention_no_n_by_n_tensor():
     """A 48 x 48 grid has 5.3 M scores for each head; the tiles must stay below that."""
     side, d = 48, 8
     q, k, v = torch.randn(3, 1, 8, side, side, d)
@@ -54,7 +54,7 @@ def test_large_attention_holds_no_n_by_n_tensor():
         assert counter.largest <= 1 << 24 < 8 * (side * side) ** 2
 
 
-def test_linear_attention_holds_no_n_by_d_by_dv_tensor():
+def test_linear_attention_no_n_by_d_by_dv_tensor():
     side, d = 64, 64
     q, k, v = torch.randn(3, 1, 2, side, side, d)
     log_alpha, log_beta = -torch.rand(2, 1, 2, side, side)

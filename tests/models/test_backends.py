@@ -17,7 +17,7 @@ def nano():
 
 
 @pytest.mark.parametrize("name", ["torch", "reference"])
-def test_backend_torch_runs_no_native_kernel(name, monkeypatch):
+def test_set_backend_torch_without_native_kernels(name, monkeypatch):
     def refuse(kernel, *_):
         raise AssertionError(f"{kernel.name} ran")
 
@@ -29,14 +29,14 @@ def test_backend_torch_runs_no_native_kernel(name, monkeypatch):
     model(torch.randn(1, 3, 32, 32)).sum().backward()
 
 
-def test_backend_native_refuses_what_it_cannot_run():
+def test_set_backend_native_unsupported():
     model = nano().double()
     model.set_backend("native")
     with pytest.raises(ppma.BackendUnavailableError, match="float32"):
         model(torch.randn(1, 3, 32, 32, dtype=torch.float64))
 
 
-def test_empty_batch_gives_empty_logits_and_zero_gradients():
+def test_empty_batch():
     model = nano().eval()
     for name in ("auto", "torch"):
         model.set_backend(name)
@@ -50,7 +50,7 @@ def test_empty_batch_gives_empty_logits_and_zero_gradients():
         assert [f.shape[0] for f in model.forward_intermediates(image, intermediates_only=True)] == [0] * 4
 
 
-def test_forward_mode_through_a_model():
+def test_jvp_model():
     """The tangent of the native model is that of the float64 model in plain PyTorch."""
     torch.manual_seed(0)
     model, image = nano().eval(), torch.randn(1, 3, 32, 32)

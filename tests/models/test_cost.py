@@ -15,13 +15,13 @@ PUBLISHED = {"ppma_tiny": 2.709, "ppma_small": 4.919, "ppma_base": 10.634, "rmt_
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_profile_counts_the_published_flops(name):
+def test_profile_published_flops(name):
     total = profile(timm.create_model(name, formulation="release"), (224, 224)).total
     assert total.macs / 1e9 == pytest.approx(PUBLISHED[name], rel=5e-4)
 
 
 @pytest.mark.parametrize("name", ["ppma_tiny", "rmt_tiny"])
-def test_fvcore_counts_the_published_flops(name):
+def test_fvcore_published_flops(name):
     model = timm.create_model(name, formulation="release").eval()
     analysis = FlopCountAnalysis(model, torch.zeros(1, 3, 224, 224)).set_op_handle(**flops.fvcore_handles())
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -29,12 +29,12 @@ def test_fvcore_counts_the_published_flops(name):
     assert analysis.total() == profile(model, (224, 224)).total.macs
 
 
-def test_paper_and_release_cost_the_same():
+def test_profile_formulations():
     totals = [profile(timm.create_model("ppma_tiny", formulation=f)).total.macs for f in ("paper", "release")]
     assert totals[0] == totals[1]
 
 
-def test_profile_leaves_the_model_and_adds_up():
+def test_profile_parts():
     model = timm.create_model("ppma_nano")
     report = profile(model, (48, 80))
     assert model.stem.layers[0].weight.device.type == "cpu"
@@ -48,7 +48,7 @@ def test_profile_leaves_the_model_and_adds_up():
 
 
 @pytest.mark.parametrize("paths", ["v2h", "2d"])
-def test_operator_formulas_are_matrix_products_counted_by_hand(paths):
+def test_flops_forward_formulas(paths):
     B, heads, H, W, d, dv = 2, 3, 4, 5, 6, 7
     q, k, v = torch.randn(B, heads, H, W, d), torch.randn(B, heads, H, W, d), torch.randn(B, heads, H, W, dv)
     log_alpha, log_beta = -torch.rand(2, B, heads, H, W)
@@ -65,7 +65,7 @@ def test_operator_formulas_are_matrix_products_counted_by_hand(paths):
 
 
 @pytest.mark.parametrize("function", [ppma.polyline_attention, ppma.criss_cross_attention, ppma.linear_attention])
-def test_backward_is_counted(function):
+def test_flops_backward(function):
     tensors = [torch.randn(1, 2, 3, 4, 8, requires_grad=True) for _ in range(3)]
     log_decays = [(-torch.rand(1, 2, 3, 4)).requires_grad_() for _ in range(2)]
     with FlopCounterMode(display=False) as forward:

@@ -47,7 +47,7 @@ def tolerance(expected):
 
 
 @pytest.mark.parametrize("config", CASES)
-def test_compiled_without_a_break(config):
+def test_compile_fullgraph(config):
     model = build(config.replace(drop_path_rate=0.0)).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     image = torch.randn(2, 3, 40, 56)
@@ -64,7 +64,7 @@ def test_compiled_without_a_break(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppma_nano", "rmt_tiny"])
-def test_compiled_by_inductor(name):
+def test_compile_inductor(name):
     model = build(CONFIGS[name])
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_compiled_by_inductor(name):
 
 @pytest.mark.parametrize("config", CASES)
 @torch.no_grad()
-def test_exported_program_takes_any_batch_and_size(config, tmp_path):
+def test_export_program_dynamic(config, tmp_path):
     model = build(config)
     program = export_program(model, SIZES[0])
     torch.export.save(program, tmp_path / "model.pt2")
@@ -87,7 +87,7 @@ def test_exported_program_takes_any_batch_and_size(config, tmp_path):
 
 @pytest.mark.parametrize("config", [case for case in CASES if case.id != "release"])
 @torch.no_grad()
-def test_onnx_agrees_at_several_sizes(config, tmp_path):
+def test_export_onnx_dynamic(config, tmp_path):
     model, path = build(config), tmp_path / "model.onnx"
     export_onnx(model, path, SIZES[0])
     graph = onnx.load(path)
@@ -99,7 +99,7 @@ def test_onnx_agrees_at_several_sizes(config, tmp_path):
 
 
 @torch.no_grad()
-def test_static_export_serves_masks_made_for_one_grid():
+def test_export_program_static():
     model = build(QUICK["paper"].replace(mask="hilbert"))
     with pytest.raises(ValueError, match="dynamic: expected False for mask='hilbert'"):
         export_program(model)
@@ -107,7 +107,7 @@ def test_static_export_serves_masks_made_for_one_grid():
     torch.testing.assert_close(export_program(model, (40, 48), dynamic=False).module()(image), model(image))
 
 
-def test_wrong_arguments_are_named(tmp_path):
+def test_export_wrong_arguments(tmp_path):
     model = build(QUICK["paper"])
     with pytest.raises(ValueError, match="opset: expected 20 to 23, got 17"):
         export_onnx(model, tmp_path / "model.onnx", opset=17)
@@ -116,7 +116,7 @@ def test_wrong_arguments_are_named(tmp_path):
 
 
 @torch.no_grad()
-def test_features_can_be_exported():
+def test_export_program_features():
     model = timm.create_model("ppma_nano", features_only=True, depths=(1, 1, 1, 1)).eval()
     image = torch.randn(1, 3, 48, 64)
     exported = torch.export.export(model, (image,)).module()

@@ -62,33 +62,33 @@ def refused(path, match, within=2.0, **options):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite(value, state, tmp_path):
+def test_values_not_finite(value, state, tmp_path):
     state[NAME][3, 1] = value
     refused(write(tmp_path / "m.safetensors", state), f"{NAME}: expected finite weights, got NaN or infinity")
     torch.save(state, tmp_path / "m.pth")
     refused(tmp_path / "m.pth", f"{NAME}: expected finite weights")
 
 
-def test_float64_weights_beyond_float32(state, tmp_path):
+def test_values_float64_overflow(state, tmp_path):
     state[NAME] = state[NAME].double() * 1e300
     refused(write(tmp_path / "m.safetensors", state), "expected finite weights")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64])
-def test_weights_of_another_kind(dtype, state, tmp_path):
+def test_values_dtype(dtype, state, tmp_path):
     state[NAME] = state[NAME].to(dtype)
     torch.save(state, tmp_path / "m.pth")
     refused(tmp_path / "m.pth", f"{NAME}: expected floating-point weights, got {dtype}")
 
 
-def test_counters_are_whole_numbers(state, tmp_path):
+def test_values_counters(state, tmp_path):
     name = "stem.layers.1.num_batches_tracked"
     state[name] = torch.tensor(0.5)
     refused(write(tmp_path / "m.safetensors", state), f"{name}: expected torch.int64, got torch.float32")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_every_floating_type_load(dtype, state, tmp_path):
+def test_values_floating_dtypes(dtype, state, tmp_path):
     cast = {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
     model = ppma.load_checkpoint(write(tmp_path / "m.safetensors", cast))
     assert model.stem.layers[0].weight.dtype == torch.float32
@@ -126,7 +126,7 @@ def test_weights_of_every_floating_type_load(dtype, state, tmp_path):
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_absurd_configurations(change, message, strict, state, tmp_path):
+def test_config_absurd(change, message, strict, state, tmp_path):
     path = write(tmp_path / "m.safetensors", state, {**SMALL.to_dict(), **change})
     refused(path, re.escape(message).replace(r"\ ", " "), strict=strict)
 
@@ -144,11 +144,11 @@ def test_absurd_configurations(change, message, strict, state, tmp_path):
     ],
     ids=["deep list", "deep mapping", "no JSON", "no mapping", "huge", "empty", "long number"],
 )
-def test_configurations_that_are_none(text, message, state, tmp_path):
+def test_config_malformed(text, message, state, tmp_path):
     refused(write(tmp_path / "m.safetensors", state, text), message)
 
 
-def test_absurd_configuration_in_a_state_dict(state, tmp_path):
+def test_config_absurd_in_state_dict(state, tmp_path):
     absurd = json.dumps({**SMALL.to_dict(), "depths": [10**7, 1]}).encode()
     torch.save({**state, "_extra_state": torch.tensor(list(absurd), dtype=torch.uint8)}, tmp_path / "m.pth")
     refused(tmp_path / "m.pth", "depths: expected a whole number")
@@ -156,7 +156,7 @@ def test_absurd_configuration_in_a_state_dict(state, tmp_path):
     refused(tmp_path / "m.pth", "expected the bytes of a configuration")
 
 
-def test_wrong_shapes_name_the_parameter(state, tmp_path):
+def test_shapes_wrong(state, tmp_path):
     state[NAME] = torch.zeros(3, 5)
     refused(write(tmp_path / "m.safetensors", state), re.escape(f"mis-shaped: {NAME} (3, 5) instead of (48, 16)"))
     del state[NAME]
@@ -165,7 +165,7 @@ def test_wrong_shapes_name_the_parameter(state, tmp_path):
     assert "unexpected: a b" in refused(write(tmp_path / "m.safetensors", state), "unexpected")
 
 
-def test_a_foreign_file_is_an_error_even_if_not_strict(state, tmp_path):
+def test_foreign_file_not_strict(state, tmp_path):
     path = write(tmp_path / "m.safetensors", {"conv1.weight": torch.zeros(3), "a": torch.ones(2), "b": torch.ones(2)})
     refused(path, "do not fit the model", strict=False)
 
@@ -190,55 +190,55 @@ def test_zip_bomb(state, tmp_path):
     members[first] = bytes(1 << 28)
     path = zipped(tmp_path / "bomb.pth", members, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 20
-    refused(path, "refused, because its parts would take 26.,...,... bytes and the file has")
+    refused(path, "expected uncompressed parts of at most [0-9,]* bytes, the size of the file, got 26.,...,...")
 
 
-def test_zip_with_a_false_directory(state, tmp_path):
+def test_zip_false_directory(state, tmp_path):
     """A member that claims to be larger than the whole file."""
     path = zipped(tmp_path / "claim.pth", members_of({"model": state}))
     content = bytearray(path.read_bytes())
     at = content.rindex(b"PK\x01\x02")
     content[at + 24 : at + 28] = (1 << 31).to_bytes(4, "little")
     path.write_bytes(content)
-    refused(path, "its parts would take")
+    refused(path, "expected uncompressed parts")
 
 
-def test_changed_bytes_are_noticed(state, tmp_path):
+def test_zip_changed_bytes(state, tmp_path):
     torch.save(state, tmp_path / "m.pth")
     content = bytearray((tmp_path / "m.pth").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "m.pth").write_bytes(content)
-    refused(tmp_path / "m.pth", "the checksum of .* is wrong")
+    refused(tmp_path / "m.pth", "wrong checksum of")
 
 
-def test_storage_smaller_than_its_tensor(state, tmp_path):
+def test_storage_too_small(state, tmp_path):
     members = members_of({"a": torch.zeros(4)})
     name = next(name for name in members if name.endswith("data.pkl"))
     members[name] = members[name].replace(b"K\x04", b"J" + (1 << 30).to_bytes(4, "little"))
-    refused(zipped(tmp_path / "m.pth", members), "cut short or damaged")
+    refused(zipped(tmp_path / "m.pth", members), "not a weight file, or damaged")
 
 
 @pytest.mark.parametrize("length", [0, 1 << 20, 1 << 40, (1 << 64) - 1])
-def test_safetensors_header_of_absurd_length(length, state, tmp_path):
+def test_safetensors_header_length(length, state, tmp_path):
     path = write(tmp_path / "m.safetensors", state)
     path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
-    refused(path, "cut short or damaged")
+    refused(path, "not a weight file, or damaged")
 
 
-def test_safetensors_entries_beyond_the_file(tmp_path):
+def test_safetensors_entries_beyond_end(tmp_path):
     header = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    refused(path, "cut short or damaged")
+    refused(path, "not a weight file, or damaged")
 
 
-def test_safetensors_by_another_name(state, tmp_path):
+def test_safetensors_other_suffix(state, tmp_path):
     path = write(tmp_path / "m.bin", state)
     assert ppma.load_checkpoint(path).config == SMALL
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_both_formats_of_pytorch_load(legacy, state, tmp_path):
+def test_torch_formats(legacy, state, tmp_path):
     torch.save(state, tmp_path / "m.pth", _use_new_zipfile_serialization=not legacy)
     assert ppma.load_checkpoint(tmp_path / "m.pth").config == SMALL
 
@@ -248,19 +248,19 @@ def test_both_formats_of_pytorch_load(legacy, state, tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (lambda: torch.eye(4).to_sparse(), "expected dense tensors, got others"),
-        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "expected dense tensors, got others"),
-        (lambda: torch.empty(4, device="meta"), "expected dense tensors, got others|meta device"),
+        (lambda: torch.eye(4).to_sparse(), "expected dense tensors, got torch"),
+        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "expected dense tensors, got torch"),
+        (lambda: torch.empty(4, device="meta"), "expected dense tensors, got torch|meta device"),
         (lambda: torch.zeros(1).expand(1 << 40), "expected 4,398,046,511,104 bytes for the shape"),
     ],
     ids=["sparse", "quantised", "meta", "expanded"],
 )
-def test_tensors_that_are_no_weights(tensor, message, legacy, state, tmp_path):
+def test_tensors_not_dense(tensor, message, legacy, state, tmp_path):
     torch.save({**state, NAME: tensor()}, tmp_path / "m.pth", _use_new_zipfile_serialization=not legacy)
     refused(tmp_path / "m.pth", message)
 
 
-def test_shared_memory_loads_but_does_not_multiply(state, tmp_path):
+def test_tensors_shared_memory(state, tmp_path):
     shared = copy.copy(state)
     shared["stem.layers.1.bias"] = shared["stem.layers.1.weight"]
     torch.save(shared, tmp_path / "m.pth")
@@ -274,20 +274,20 @@ def test_shared_memory_loads_but_does_not_multiply(state, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"# README\n", "not a weight file: expected one of torch.save or of safetensors, got a file that starts with"),
+        (b"# README\n", "not a weight file: expected torch.save or safetensors, got a file that starts with"),
         (b"", "it is empty"),
-        (b"\x80", "cut short or damaged"),
-        (b"PK\x03\x04", "cut short or damaged"),
+        (b"\x80", "not a weight file, or damaged"),
+        (b"PK\x03\x04", "not a weight file, or damaged"),
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "not a weight file"),
-        (pickle.dumps({"model": {}}), "cut short or damaged"),
+        (pickle.dumps({"model": {}}), "not a weight file, or damaged"),
     ],
 )
-def test_other_files(content, message, tmp_path):
+def test_foreign_files(content, message, tmp_path):
     (tmp_path / "m.pth").write_bytes(content)
     refused(tmp_path / "m.pth", message)
 
 
-def test_folders_and_missing_files(tmp_path):
+def test_open_checkpoint_missing(tmp_path):
     refused(tmp_path, "expected a weight file, got a folder")
     with pytest.raises(FileNotFoundError, match="expected a weight file, found none at"):
         ppma.load_checkpoint(tmp_path / "none.safetensors")
@@ -308,13 +308,13 @@ def test_folders_and_missing_files(tmp_path):
         ({"head.weight": torch.zeros(0, 4)}, "head.weight: expected a weight"),
     ],
 )
-def test_absurd_weights_in_the_authors_layout(change, message, tmp_path):
+def test_authors_layout_absurd(change, message, tmp_path):
     arch = Architecture((1, 1, 1, 1), (16, 16, 16, 16), (2, 2, 2, 2), (1, 1, 1, 1), TINY.full)
     torch.save({"model": {**random_weights(arch, classes=3), **change}}, tmp_path / "best.pth")
     refused(tmp_path / "best.pth", re.escape(message).replace(r"\ ", " "), kinds=KINDS)
 
 
-def test_classifier_with_absurd_preprocessing(state, tmp_path):
+def test_preprocessing_absurd(state, tmp_path):
     from ppma.models.loading import load_classifier
 
     good = {"classes": list("abc"), "image_size": 8, "interpolation": "bicubic", "mean": [0.0] * 3, "std": [1.0] * 3}
@@ -326,7 +326,7 @@ def test_classifier_with_absurd_preprocessing(state, tmp_path):
     assert load(json.dumps(good))[2] == ("a", "b", "c")
     for change, message in (
         ({"image_size": 10**9}, "image_size: expected 1 to 16384"),
-        ({"classes": ["a"]}, "expected the names of 3 classes, got 1"),
+        ({"classes": ["a"]}, "expected 3 class names, got 1"),
         ({"classes": 3}, "classes: expected a list"),
         ({"mean": [float("nan")] * 3}, r"mean.*: expected (a )?finite number"),
         ({"std": [0.0] * 3}, "std: expected finite numbers > 0"),
@@ -339,7 +339,7 @@ def test_classifier_with_absurd_preprocessing(state, tmp_path):
         load("[" * 100000)
 
 
-def test_every_command_refuses_in_one_line(state, tmp_path, capsys):
+def test_commands_damaged_files(state, tmp_path, capsys):
     bad = write(tmp_path / "bad.safetensors", state, {**SMALL.to_dict(), "depths": [10**7, 1]})
     image = tmp_path / "image.png"
     Image.new("RGB", (8, 8)).save(image)
@@ -356,7 +356,7 @@ def test_every_command_refuses_in_one_line(state, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.safetensors", "image.png"]
 
 
-def test_timm_folder_with_broken_weights(state, tmp_path):
+def test_timm_folder_broken(state, tmp_path):
     from timm.models import save_for_hf
 
     model = timm.create_model("ppma_nano", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), heads=(1, 1, 1, 1))
@@ -367,7 +367,7 @@ def test_timm_folder_with_broken_weights(state, tmp_path):
         timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
 
 
-def test_code_is_loaded_from_no_file():
+def test_source_without_unsafe_loading():
     """Every call of torch.load in the package takes weights only, and nothing else unpickles."""
     for path in Path(ppma.__file__).parent.rglob("*.py"):
         text = path.read_text()
@@ -377,7 +377,7 @@ def test_code_is_loaded_from_no_file():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource")
-def test_reading_a_header_reads_no_tensors(state, tmp_path, monkeypatch):
+def test_open_checkpoint_header_only(state, tmp_path, monkeypatch):
     path = write(tmp_path / "m.safetensors", state, ppma_segmentation="{}")
     monkeypatch.setattr(Checkpoint, "contents", property(lambda self: pytest.fail("read")))
     assert open_checkpoint(path).task == "segmentation"

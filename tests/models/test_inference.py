@@ -24,7 +24,7 @@ def randomized(name, **options):
 
 
 @pytest.mark.parametrize("name", ["ppma_nano", "ppma_tiny", "ppma_base", "rmt_tiny"])
-def test_outputs_agree_within_1e_5(name):
+def test_optimize_outputs(name):
     model = randomized(name)
     fast = ppma.optimize_for_inference(model)
     images = torch.randn(2, 3, 64, 96)
@@ -35,7 +35,7 @@ def test_outputs_agree_within_1e_5(name):
     assert not any(p.requires_grad for p in fast.parameters())
 
 
-def test_the_given_model_is_left_alone():
+def test_optimize_leaves_model():
     model = randomized("ppma_nano").train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ppma.optimize_for_inference(model)
@@ -44,7 +44,7 @@ def test_the_given_model_is_left_alone():
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_features_and_wrapped_models_fold_too():
+def test_optimize_wrapped_models():
     model = randomized("ppma_nano", features_only=True)
     wrapped = nn.ModuleDict({"backbone": model})
     images = torch.randn(1, 3, 64, 64)

@@ -55,7 +55,7 @@ def assert_same_features(features, model):
 
 
 @EVERY
-def test_timm_folder_every_mask(mask, formulation, tmp_path):
+def test_timm_folder_masks(mask, formulation, tmp_path):
     model = toy(mask, formulation)
     save_for_hf(model, tmp_path, safe_serialization="both")
     name = f"local-dir:{tmp_path}"
@@ -72,7 +72,7 @@ def without_classifier(model):
 
 
 @EVERY
-def test_our_file_every_mask(mask, formulation, tmp_path):
+def test_save_checkpoint_masks(mask, formulation, tmp_path):
     model, path = toy(mask, formulation), tmp_path / "m.safetensors"
     ppma.save_checkpoint(model, path)
     assert_same(ppma.load_checkpoint(path), model)
@@ -86,7 +86,7 @@ def test_our_file_every_mask(mask, formulation, tmp_path):
 
 
 @EVERY
-def test_checkpoint_path_every_mask(mask, formulation, tmp_path):
+def test_checkpoint_path_masks(mask, formulation, tmp_path):
     """timm does not say where the weights come from: the arguments must, and others than the file's are refused."""
     model, path = toy(mask, formulation), tmp_path / "m.safetensors"
     ppma.save_checkpoint(model, path)
@@ -103,7 +103,7 @@ def test_checkpoint_path_every_mask(mask, formulation, tmp_path):
 
 
 @EVERY
-def test_state_dict_every_mask(mask, formulation, tmp_path):
+def test_state_dict_masks(mask, formulation, tmp_path):
     model = toy(mask, formulation)
     state = model.state_dict()
     torch.save(state, tmp_path / "state.pth")
@@ -117,7 +117,7 @@ def test_state_dict_every_mask(mask, formulation, tmp_path):
     again.load_state_dict(half)  # the record of the configuration survives a cast of everything
 
 
-def test_state_dict_of_another_model_is_refused():
+def test_state_dict_other_model():
     state = toy("v2h").state_dict()
     with pytest.raises(RuntimeError, match="of a model with mask='v2h'; this one has mask='2d'"):
         toy("2d").load_state_dict(state)
@@ -132,7 +132,7 @@ def test_state_dict_of_another_model_is_refused():
         wrapped.load_state_dict({f"backbone.{name}": tensor for name, tensor in state.items()})
 
 
-def test_weights_that_do_not_tell_their_origin_load():
+def test_state_dict_without_config():
     model = toy()
     state = {name: tensor for name, tensor in model.state_dict().items() if name != "_extra_state"}
     again = toy(seed=1)
@@ -141,7 +141,7 @@ def test_weights_that_do_not_tell_their_origin_load():
     toy(seed=2).load_state_dict({**state, "_extra_state": model.to("meta").state_dict()["_extra_state"]})
 
 
-def test_damaged_record_of_the_configuration_is_an_error():
+def test_state_dict_damaged_config():
     state = toy().state_dict()
     state["_extra_state"] = state["_extra_state"][:-5]
     with pytest.raises(RuntimeError, match="_extra_state: expected JSON"):
@@ -149,7 +149,7 @@ def test_damaged_record_of_the_configuration_is_an_error():
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-def test_other_channels_and_fields_survive_a_timm_folder(channels, tmp_path):
+def test_timm_folder_in_chans(channels, tmp_path):
     options = {"in_chans": channels, "drop_path_rate": 0.3, "global_pool": "", "layer_scale": (None, None, 0.1, 0.1)}
     model = toy("shared", "release", **options)
     model.reset_classifier(5)
@@ -162,14 +162,14 @@ def test_other_channels_and_fields_survive_a_timm_folder(channels, tmp_path):
         timm.create_model(f"local-dir:{tmp_path}", pretrained=True, mask="2d")
 
 
-def test_timm_folder_with_arguments_of_its_own(tmp_path):
+def test_timm_folder_model_args(tmp_path):
     """As `push_to_hf_hub(..., model_args=...)` writes it, which other programs read too."""
     model = toy("hilbert", "release")
     save_for_hf(model, tmp_path, model_args=model.pretrained_cfg["model_args"], safe_serialization=True)
     assert_same(timm.create_model(f"local-dir:{tmp_path}", pretrained=True), model)
 
 
-def test_transformers_reads_a_timm_folder(tmp_path):
+def test_timm_folder_transformers(tmp_path):
     """Of the arguments it knows only those that `save_for_hf` was given; without them it must not guess."""
     transformers = pytest.importorskip("transformers")
     model, image = toy("v2h", "release"), torch.randn(1, 3, 24, 24)
@@ -183,13 +183,13 @@ def test_transformers_reads_a_timm_folder(tmp_path):
         transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
 
 
-def test_model_of_no_registered_name_survives_a_timm_folder(tmp_path):
+def test_timm_folder_unregistered_model(tmp_path):
     model = PolylineBackbone(toy("v2h", dims=(8, 16, 16, 24)).config).eval()
     save_for_hf(model, tmp_path)
     assert_same(timm.create_model(f"local-dir:{tmp_path}", pretrained=True), model)
 
 
-def test_folder_without_the_arguments_is_refused(tmp_path):
+def test_timm_folder_without_arguments(tmp_path):
     save_for_hf(toy("v2h"), tmp_path)
     path = tmp_path / "config.json"
     saved = json.loads(path.read_text())
@@ -200,7 +200,7 @@ def test_folder_without_the_arguments_is_refused(tmp_path):
             timm.create_model(f"local-dir:{tmp_path}", pretrained=True, features_only=features_only)
 
 
-def test_features_of_some_stages_take_a_classifier(tmp_path):
+def test_features_from_classifier(tmp_path):
     model = toy()
     torch.save(model.state_dict(), tmp_path / "m.pth")
     features = timm.create_model(
@@ -215,16 +215,16 @@ def test_features_of_some_stages_take_a_classifier(tmp_path):
         features.load_state_dict({**model.state_dict(), "extra.weight": torch.zeros(1)})
 
 
-def test_features_never_start_from_foreign_weights(tmp_path):
+def test_features_foreign_weights(tmp_path):
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "resnet.pth")
     overlay = {"file": str(tmp_path / "resnet.pth")}
-    with pytest.raises(CheckpointError, match="do not fit the model"):
+    with pytest.raises(CheckpointError, match="expected the weights of a PPMA or RMT backbone"):
         timm.create_model("ppma_nano", pretrained=True, features_only=True, pretrained_cfg_overlay=overlay)
 
 
 @pytest.mark.parametrize(("mask", "theirs"), [("2d", "2d"), ("v2h", "2d"), ("rmt", "rmt"), ("none", "none")])
 @torch.no_grad()
-def test_authors_layout_through_every_way(mask, theirs, tmp_path):
+def test_authors_layout_all_loaders(mask, theirs, tmp_path):
     arch = dataclasses.replace(TINY, depths=TOY["depths"], dims=TOY["dims"], heads=TOY["heads"], mask=theirs)
     state, path = random_weights(arch, classes=7), tmp_path / "best.pth"
     torch.save({"model": state}, path)
@@ -249,7 +249,7 @@ def test_authors_layout_through_every_way(mask, theirs, tmp_path):
     assert_same(ppma.load_checkpoint(target), model)
 
 
-def test_image_size_is_what_the_data_tools_prepare(tmp_path):
+def test_img_size_data_config(tmp_path):
     model = timm.create_model("ppma_nano", img_size=48, **TOY)
     assert timm.data.resolve_data_config({}, model=model)["input_size"] == (3, 48, 48)
     save_for_hf(model, tmp_path)

@@ -31,26 +31,26 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_import_registers_the_names():
+def test_registered_names():
     assert set(NAMES) <= set(timm.list_models())
     assert set(NAMES) == set(timm.list_models(module="variants"))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_are_those_of_the_release(name):
+def test_parameters_published(name):
     assert count(timm.create_model(name, formulation="release")) == PARAMETERS[name]
     paper = count(timm.create_model(name, formulation="paper"))
     assert abs(paper / PARAMETERS[name] - 1) < 1e-3
 
 
-def test_nano_has_about_a_million_parameters():
+def test_parameters_nano():
     assert 0.8e6 < count(nano()) < 1.2e6
     assert 0.8e6 < count(timm.create_model("ppma_nano")) < 1.2e6
 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_any_image_size_and_every_way_of_calling(name):
+def test_forward_image_sizes(name):
     model = timm.create_model(name, num_classes=5).eval()
     for size in ((32, 32), (37, 61), (1, 1)):
         image = torch.randn(1, 3, *size)
@@ -82,7 +82,7 @@ def _last_grid(model, height, width):
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_features_of_the_stages(name):
+def test_features_shapes(name):
     model = timm.create_model(name, features_only=True).eval()
     image = torch.randn(1, 3, 64, 96)
     features = model(image)
@@ -98,7 +98,7 @@ def test_features_of_the_stages(name):
     assert not [name for name, _ in model.named_parameters() if ".head." in name]
 
 
-def test_some_features_only_train_what_they_need():
+def test_features_out_indices():
     model = nano(features_only=True, out_indices=(0, 2))
     features = model(torch.randn(2, 3, 32, 32))
     assert model.feature_info.channels() == [32, 96]
@@ -110,7 +110,7 @@ def test_some_features_only_train_what_they_need():
 
 
 @torch.no_grad()
-def test_forward_intermediates_agrees_with_forward_features():
+def test_forward_intermediates():
     model = nano().eval()
     image = torch.randn(1, 3, 40, 56)
     last, features = model.forward_intermediates(image)
@@ -127,7 +127,7 @@ def test_forward_intermediates_agrees_with_forward_features():
 
 @pytest.mark.parametrize("mask", ["none", "rmt", "cross", "hilbert", "v2h", "2d", "shared"])
 @pytest.mark.parametrize("formulation", ["paper", "release"])
-def test_every_mask_trains(mask, formulation):
+def test_training_masks(mask, formulation):
     model = nano(mask=mask, formulation=formulation)
     model(torch.randn(2, 3, 24, 32)).square().mean().backward()
     missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
@@ -145,19 +145,19 @@ def test_every_mask_trains(mask, formulation):
         ({"feature_norms": (4,)}, "feature_norms: expected stages 0 to 3"),
     ],
 )
-def test_wrong_arguments_are_named(options, message):
+def test_create_model_wrong_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         nano(**options)
 
 
-def test_drop_path_grows_linearly_and_dropout_drops():
+def test_drop_rates():
     model = nano(drop_path_rate=0.7, drop_rate=0.5)
     rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0.1 * i for i in range(8)])
     assert model.head.drop.p == 0.5
 
 
-def test_data_config_is_the_evaluation_of_the_paper():
+def test_data_config_published():
     config = resolve_data_config({}, model=timm.create_model("ppma_tiny"))
     assert config["input_size"] == (3, 224, 224)
     assert config["crop_pct"] == 224 / 256
@@ -166,7 +166,7 @@ def test_data_config_is_the_evaluation_of_the_paper():
 
 
 @pytest.mark.parametrize("formulation", ["paper", "release"])
-def test_weight_decay_spares_what_sets_the_decays(formulation):
+def test_no_weight_decay(formulation):
     model = nano(formulation=formulation)
     spared = model.no_weight_decay()
     names = ["bias"] if formulation == "paper" else ["dt_bias", "A_log"]
@@ -184,7 +184,7 @@ def test_weight_decay_spares_what_sets_the_decays(formulation):
     assert "stages.0.blocks.0.attn.qkv.weight" in decayed
 
 
-def test_layers_have_an_order():
+def test_group_matcher():
     model = nano()
     groups = group_parameters(model, model.group_matcher())
     # stem; block or downsample and its stage's blocks in order; head
@@ -200,7 +200,7 @@ def test_layers_have_an_order():
     assert len(group_parameters(model, model.group_matcher(coarse=True))) == 6
 
 
-def test_gradient_checkpointing_gives_the_same_gradients():
+def test_grad_checkpointing():
     image, gradients = torch.randn(2, 3, 32, 40), []
     for enable in (False, True):
         model = nano(drop_path_rate=0.5)
@@ -212,7 +212,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         assert torch.equal(gradient, gradients[1][name]), name
 
 
-def test_forward_and_backward_are_deterministic():
+def test_determinism():
     model, image = nano(), torch.randn(2, 3, 33, 40)
     runs = []
     for _ in range(2):
@@ -225,7 +225,7 @@ def test_forward_and_backward_are_deterministic():
 
 
 @torch.no_grad()
-def test_channels_last_images_and_models_agree():
+def test_channels_last():
     model, image = nano().eval(), torch.randn(2, 3, 32, 40)
     expected = model(image)
     torch.testing.assert_close(model(image.to(memory_format=torch.channels_last)), expected)
@@ -235,7 +235,7 @@ def test_channels_last_images_and_models_agree():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["ppma_nano", "rmt_tiny"])
-def test_mixed_precision_trains_with_float32_decays(name, dtype):
+def test_mixed_precision(name, dtype):
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=7, formulation="release", drop_path_rate=0.0)
     image = torch.randn(2, 3, 32, 40)
@@ -257,7 +257,7 @@ def test_mixed_precision_trains_with_float32_decays(name, dtype):
 
 
 @torch.no_grad()
-def test_half_precision_models_run():
+def test_half_precision():
     model, image = nano().eval(), torch.randn(1, 3, 32, 32)
     expected = model(image)
     half = model.bfloat16()(image.bfloat16())
@@ -266,7 +266,7 @@ def test_half_precision_models_run():
 
 
 @torch.no_grad()
-def test_models_can_be_copied_and_pickled():
+def test_copy_and_pickle():
     model, image = nano().eval(), torch.randn(1, 3, 32, 32)
     expected = model(image)
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -275,7 +275,7 @@ def test_models_can_be_copied_and_pickled():
 
 
 @torch.no_grad()
-def test_backend_can_be_chosen_for_the_whole_model():
+def test_set_backend_whole_model():
     model, image = nano().eval(), torch.randn(1, 3, 32, 40)
     expected = model(image)
     for name in ("torch", "reference"):
@@ -286,7 +286,7 @@ def test_backend_can_be_chosen_for_the_whole_model():
 
 
 @torch.no_grad()
-def test_timm_saves_and_loads_a_folder(tmp_path):
+def test_timm_folder_round_trip(tmp_path):
     model, image = timm.create_model("ppma_nano").eval(), torch.randn(1, 3, 32, 32)
     save_for_hf(model, tmp_path)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
@@ -298,7 +298,7 @@ def test_timm_saves_and_loads_a_folder(tmp_path):
 
 
 @torch.no_grad()
-def test_hub_folder_round_trip(tmp_path):
+def test_save_pretrained_round_trip(tmp_path):
     model, image = nano(mask="v2h", formulation="release").eval(), torch.randn(1, 3, 32, 32)
     model.reset_classifier(4)
     model.save_pretrained(tmp_path)

@@ -33,7 +33,7 @@ def released(request, tmp_path_factory):
 # odd, rectangular both ways, smaller than the stride of the last stage
 @pytest.mark.parametrize("size", [(45, 70), (33, 20)])
 @torch.no_grad()
-def test_logits_are_those_of_the_release(released, size):
+def test_logits_release(released, size):
     arch, state, model = released
     image = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
     expected = ReleasedModel(state, arch).logits(image)
@@ -43,7 +43,7 @@ def test_logits_are_those_of_the_release(released, size):
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name.endswith("tiny")])
 @torch.no_grad()
-def test_logits_are_those_of_the_release_in_float64(name, tmp_path):
+def test_logits_release_float64(name, tmp_path):
     arch = ARCHITECTURES[name]
     state = random_weights(arch, classes=50)
     torch.save({"model": state}, tmp_path / "best.pth")
@@ -54,7 +54,7 @@ def test_logits_are_those_of_the_release_in_float64(name, tmp_path):
 
 
 @torch.no_grad()
-def test_features_are_those_of_the_release(tmp_path):
+def test_features_release(tmp_path):
     state = random_weights(TINY, task="detection")
     torch.save({"state_dict": {f"backbone.{name}": t for name, t in state.items()}}, tmp_path / "det.pth")
     model = ppma.load_checkpoint(tmp_path / "det.pth").double()

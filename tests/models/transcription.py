@@ -138,9 +138,9 @@ class ReleasedModel:
         mean, var = self.state[f"{name}.running_mean"], self.state[f"{name}.running_var"]
         return (x - mean) / torch.sqrt(var + 1e-5) * self.state[f"{name}.weight"] + self.state[f"{name}.bias"]
 
-    def layer_norm(self, name: str, x: Tensor) -> Tensor:
+    def layer_norm(self, name: str, x: Tensor, eps: float = 1e-6) -> Tensor:
         mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
-        return (x - mean) / torch.sqrt(var + 1e-6) * self.state[f"{name}.weight"] + self.state[f"{name}.bias"]
+        return (x - mean) / torch.sqrt(var + eps) * self.state[f"{name}.weight"] + self.state[f"{name}.bias"]
 
     def rotate(self, stage: int, x: Tensor) -> Tensor:
         """X (B, heads, H, W, d), by the raster index."""
@@ -248,7 +248,7 @@ class ReleasedModel:
     def normed_features(self, image: Tensor) -> list[Tensor]:
         """The features of a detection or segmentation backbone, (B, C, H, W)."""
         features = self.stages(image)
-        return [self.layer_norm(f"outnorm{s}", x).permute(0, 3, 1, 2) for s, x in enumerate(features)]
+        return [self.layer_norm(f"outnorm{s}", x, eps=1e-5).permute(0, 3, 1, 2) for s, x in enumerate(features)]
 
     def logits(self, image: Tensor) -> Tensor:
         x = self.batch_norm("norm", self.linear("proj", self.stages(image)[-1]))

@@ -53,7 +53,7 @@ def batch():
     return torch.randn(4, 3, 32, 32, generator=generator), torch.arange(4)
 
 
-def test_constraints_are_what_is_claimed():
+def test_constraints_match_pyproject():
     pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-oldest.txt").read_text(), re.MULTILINE))
     claimed = oldest()
     assert set(claimed) == {"torch", "timm"}
@@ -62,7 +62,7 @@ def test_constraints_are_what_is_claimed():
 
 
 @pytest.mark.skipif("PPMA_OLDEST" not in os.environ, reason="for `make test-oldest`")
-def test_the_oldest_are_installed():
+def test_oldest_installed():
     claimed = oldest()
     assert torch.__version__.split("+")[0] in (claimed["torch"], f"{claimed['torch']}.0")
     assert timm.__version__ == claimed["timm"]
@@ -99,7 +99,7 @@ def test_nd_scan_and_gradients(backend):
     assert_accurate(run(backend), run("reference"), (x, *decays), ROUNDINGS)
 
 
-def test_vmap_is_a_loop():
+def test_vmap_matches_loop():
     tensors = [torch.stack([tensor, tensor.flip(0)]) for tensor in inputs()]
     mapped = torch.vmap(ppma.polyline_attention)(*tensors)
     looped = torch.stack([ppma.polyline_attention(*one) for one in zip(*tensors, strict=True)])
@@ -128,7 +128,7 @@ def gradients(network, images):
     return [parameter.grad.clone() for parameter in network.parameters()]
 
 
-def test_recomputed_gradients_are_the_same_bits():
+def test_recompute_gradients_identical():
     network, (images, _) = model().train(), batch()
     recomputed = gradients(network, images)
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # which switch it off
@@ -147,7 +147,7 @@ def test_autocast_in_bfloat16():
     assert torch.isfinite(out).all()
 
 
-def test_saved_and_loaded(tmp_path):
+def test_checkpoint_round_trip(tmp_path):
     network, (images, _) = model().eval(), batch()
     ppma.save_checkpoint(network, tmp_path / "nano.safetensors")
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_features_by_stage():
 
 
 @pytest.mark.parametrize(("function", "options"), OPERATORS)
-def test_compiles_as_one_graph(function, options):
+def test_compile_fullgraph(function, options):
     torch.compiler.reset()
     compiled = torch.compile(functools.partial(function, **options), fullgraph=True, backend="aot_eager")
     assert_accurate(compiled, functools.partial(function, backend="reference", **options), inputs(), ROUNDINGS)

@@ -41,7 +41,7 @@ ATTENTIONS = [
 @pytest.mark.parametrize("paths", PATHS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize(("function", "options"), ATTENTIONS)
-def test_attention_is_accurate(function, options, grid, paths, backend):
+def test_attention_accuracy(function, options, grid, paths, backend):
     fast = functools.partial(function, paths=paths, backend=backend, **options)
     exact = functools.partial(function, paths=paths, backend="reference", **options)
     assert_accurate(fast, exact, attention_inputs(grid), roundings(grid, 5))
@@ -49,7 +49,7 @@ def test_attention_is_accurate(function, options, grid, paths, backend):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("function", "options"), ATTENTIONS)
-def test_half_precision_values_with_float32_decays(function, options, dtype):
+def test_attention_half_precision(function, options, dtype):
     """Computed in float32, so only reading the inputs and writing the result round to half precision."""
     inputs = attention_inputs((3, 4), dtype)
     exact = functools.partial(function, backend="reference", **options)
@@ -58,7 +58,7 @@ def test_half_precision_values_with_float32_decays(function, options, dtype):
 
 @pytest.mark.parametrize(("function", "options"), ATTENTIONS)
 @pytest.mark.parametrize("paths", PATHS)
-def test_torch_backend_in_float64_is_the_reference(function, options, paths):
+def test_attention_torch_float64(function, options, paths):
     inputs = attention_inputs((4, 5), torch.float64)
     for fast, exact in zip(
         outputs_and_gradients(functools.partial(function, paths=paths, backend="torch", **options), inputs),
@@ -71,7 +71,7 @@ def test_torch_backend_in_float64_is_the_reference(function, options, paths):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("paths", PATHS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_scan_is_accurate(grid, paths, backend):
+def test_scan_accuracy(grid, paths, backend):
     _, _, x, log_alpha, log_beta = attention_inputs(grid)
     fast = functools.partial(ppma.polyline_scan, paths=paths, backend=backend)
     exact = functools.partial(ppma.polyline_scan, paths=paths, backend="reference")
@@ -81,7 +81,7 @@ def test_scan_is_accurate(grid, paths, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("paths", ["forward", "reverse", "both"])
 @pytest.mark.parametrize("grid", [(6,), (3, 4), (2, 3, 4), (2, 3, 1, 3)], ids=str)
-def test_nd_scan_is_accurate(grid, paths, backend):
+def test_nd_scan_accuracy(grid, paths, backend):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *grid, 3, generator=generator)
     log_decays = [random_log_decay(2, *grid, generator=generator) for _ in grid]
@@ -94,7 +94,7 @@ def test_nd_scan_is_accurate(grid, paths, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("function", "options"), ATTENTIONS)
-def test_non_contiguous_and_expanded_inputs(function, options, backend):
+def test_attention_any_strides(function, options, backend):
     grid, heads, d = (4, 6), 2, 8
     generator = torch.Generator().manual_seed(3)
     packed = torch.randn(2, *grid, 3, heads, d, generator=generator)
@@ -119,7 +119,7 @@ def outputs_and_gradients_of_views(function, options, backend, views):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_edges_outside_the_grid_have_no_influence(backend):
+def test_edges_outside_grid(backend):
     """alpha[:, 0] and beta[0, :] may hold anything, and their gradient is 0."""
     q, k, v, log_alpha, log_beta = attention_inputs((4, 5))
     poisoned = log_alpha.clone(), log_beta.clone()
@@ -139,7 +139,7 @@ def test_edges_outside_the_grid_have_no_influence(backend):
         assert (clean[2][..., 0, :] == 0).all()
 
 
-def test_mask_ignores_the_edges_outside_the_grid():
+def test_mask_edges_outside_grid():
     _, _, _, log_alpha, log_beta = attention_inputs((4, 5))
     clean = outputs_and_gradients(ppma.polyline_mask, (log_alpha, log_beta))
     log_alpha[..., :, 0] = torch.nan
@@ -151,7 +151,7 @@ def test_mask_ignores_the_edges_outside_the_grid():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
 @pytest.mark.parametrize("function", [ppma.polyline_attention, ppma.criss_cross_attention])
-def test_large_scores_with_strong_decay(function, combine, backend):
+def test_large_scores_strong_decays(function, combine, backend):
     """Scores around +-140 against log masks down to -200: a shared maximum for mask and score would underflow."""
     q, k, v, _, _ = attention_inputs((4, 5), d=4)
     q, k = 12 * q, 12 * k
@@ -161,7 +161,7 @@ def test_large_scores_with_strong_decay(function, combine, backend):
     assert_accurate(fast, exact, (q, k, v, log_alpha, log_beta), roundings((4, 5), 4))
 
 
-def test_tiled_attention_matches_one_tile(monkeypatch):
+def test_attention_several_tiles(monkeypatch):
     """Tiles of single rows and heads give what one tile gives."""
     module = importlib.import_module("ppma.ops.backends.pytorch.attention")
     inputs = attention_inputs((5, 4), torch.float64)
@@ -175,7 +175,7 @@ def test_tiled_attention_matches_one_tile(monkeypatch):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-def test_chunked_linear_attention_matches_one_chunk(monkeypatch):
+def test_linear_attention_several_chunks(monkeypatch):
     module = importlib.import_module("ppma.ops.backends.pytorch.linear")
     inputs = attention_inputs((5, 4), torch.float64)
     call = functools.partial(ppma.linear_attention, backend="torch")
@@ -187,7 +187,7 @@ def test_chunked_linear_attention_matches_one_chunk(monkeypatch):
 
 @pytest.mark.parametrize("length", [56, 256, 4096])
 @pytest.mark.parametrize("strength", [1e-6, 1e-2, 1.0])
-def test_mask_entries_are_accurate_at_any_length(length, strength):
+def test_mask_accuracy_long_lines(length, strength):
     """Within 2e-6 relative of float64, for every entry that float32 can hold."""
     generator = torch.Generator().manual_seed(length)
     log_decay = -strength * torch.rand(1, length, generator=generator)

@@ -52,7 +52,7 @@ def attention(**changes):
         ({"scale": "big"}, r"scale: expected a number or None, got str"),
     ],
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_attention_wrong_argument(changes, message):
     with pytest.raises(ValueError, match=message):
         attention(**changes)
 
@@ -79,12 +79,12 @@ def test_wrong_arguments_are_named(changes, message):
         (lambda: ppma.decomposed_attention(1, 2, 3, *torch.zeros(2, 2, 2)), r"s1: expected a tensor"),
     ],
 )
-def test_other_functions_name_wrong_arguments(call, message):
+def test_scan_and_mask_wrong_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_a_backend_that_cannot_run_says_why():
+def test_backend_unavailable_reason():
     with pytest.raises(ppma.BackendUnavailableError, match=r"'triton' cannot run polyline_attention for .* on cpu: "):
         attention(backend="triton")
 
@@ -97,19 +97,19 @@ def test_a_backend_that_cannot_run_says_why():
         ({"v": torch.full((2, 3, 4, 5), torch.inf)}, r"v: expected finite values"),
     ],
 )
-def test_values_are_checked_only_on_request(changes, message):
+def test_validation_only_on_request(changes, message):
     attention(**changes)
     with ppma.validation(), pytest.raises(ValueError, match=message):
         attention(**changes)
     attention(**changes)
 
 
-def test_validation_accepts_decays_of_0_and_1():
+def test_validation_decays_0_and_1():
     with ppma.validation():
         attention(log_alpha=torch.zeros(2, 3, 4), log_beta=torch.full((2, 3, 4), -torch.inf))
 
 
-def test_validation_by_environment():
+def test_validation_environment_variable():
     code = "import torch, ppma; ppma.polyline_mask(torch.zeros(2, 2), torch.full((2, 2), torch.nan))"
     for value, fails in (("1", True), ("0", False)):
         run = subprocess.run(
@@ -127,7 +127,7 @@ def test_batch_axes_broadcast():
     torch.testing.assert_close(attention(**many)[1, 0, 2], attention())
 
 
-def test_import_needs_torch_and_timm_only():
+def test_import_without_extras():
     """Heavy packages load when they are used."""
     heavy = "{'triton', 'transformers', 'matplotlib', 'gradio', 'onnx', 'onnxruntime', 'tensorboard'}"
     ours, theirs = (
@@ -173,7 +173,7 @@ except ppma.BackendUnavailableError as error:
     assert "the native library was not built" in run.stdout
 
 
-def test_positive_log_decays_are_found_on_the_first_call():
+def test_positive_log_decays_first_call():
     """Decays passed in place of their logarithms, without validation."""
     code = """
 import torch, ppma
@@ -191,7 +191,7 @@ except ValueError as error:
     )
 
 
-def test_values_are_not_read_in_later_calls(monkeypatch):
+def test_positive_log_decays_later_calls(monkeypatch):
     ppma.polyline_mask(torch.zeros(2, 2), torch.zeros(2, 2))
     monkeypatch.setattr(checks, "_readable", lambda tensor: pytest.fail("values are read"))
     ppma.polyline_mask(torch.zeros(2, 2), torch.zeros(2, 2))

@@ -18,7 +18,7 @@ def inputs(grid, dtype=torch.float64):
 @pytest.mark.parametrize("paths", ["v2h", "h2v", "2d"])
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
 @pytest.mark.parametrize("name", ["polyline_attention", "criss_cross_attention"])
-def test_dense_form_is_the_operator(name, combine, paths, grid):
+def test_dense_operators(name, combine, paths, grid):
     operator = getattr(torch.ops.ppma, name).default
     arguments = (*inputs(grid), combine, paths, 0.3, "torch")
     expected, dense = operator(*arguments), decompositions.table()[operator](*arguments)
@@ -30,8 +30,18 @@ def test_dense_form_is_the_operator(name, combine, paths, grid):
     assert dense[0].movedim(1, -2).is_contiguous()
 
 
+@pytest.mark.parametrize("paths", ["v2h", "h2v", "2d"])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_dense_linear_attention(grid, paths):
+    operator = torch.ops.ppma.linear_attention.default
+    arguments = (*inputs(grid), paths, "torch")
+    dense = decompositions.table()[operator](*arguments)
+    torch.testing.assert_close(dense, operator(*arguments))
+    assert dense.movedim(1, -2).is_contiguous()
+
+
 @pytest.mark.parametrize("name", ["polyline_attention", "criss_cross_attention"])
-def test_half_precision_is_computed_in_float32(name):
+def test_dense_half_precision(name):
     operator = getattr(torch.ops.ppma, name).default
     q, k, v, log_alpha, log_beta = inputs((4, 6), torch.bfloat16)
     arguments = (q, k, v, log_alpha.float(), log_beta.float(), "logit", "2d", 0.3, "torch")
@@ -43,7 +53,7 @@ def test_half_precision_is_computed_in_float32(name):
     torch.testing.assert_close(dense, expected, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-6)
 
 
-def test_a_captured_graph_loses_its_operators():
+def test_table_captured_graph():
     class Attend(torch.nn.Module):
         def forward(self, q, k, v, log_alpha, log_beta):
             full, _, _ = torch.ops.ppma.polyline_attention(q, k, v, log_alpha, log_beta, "hadamard", "2d", 0.3, "auto")

@@ -36,7 +36,7 @@ def assert_empty(out, tensors):
 @pytest.mark.parametrize("paths", ["v2h", "2d"])
 @pytest.mark.parametrize("batch", [(0, 2), (2, 0), (0, 0), (0,), (3, 0, 2)], ids=str)
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_of_empty_batch(name, batch, paths, backend):
+def test_attention_empty_batch(name, batch, paths, backend):
     grid = (3, 4)
     tensors = leaves((*batch, *grid, 5), (*batch, *grid, 5), (*batch, *grid, 6), (*batch, *grid), (*batch, *grid))
     out = ATTENTIONS[name](*tensors, paths=paths, backend=backend)
@@ -46,7 +46,7 @@ def test_attention_of_empty_batch(name, batch, paths, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_of_empty_batch_with_broadcast_decays(name, backend):
+def test_attention_empty_batch_broadcast_decays(name, backend):
     tensors = leaves((0, 2, 3, 4, 5), (0, 2, 3, 4, 5), (0, 2, 3, 4, 6), (3, 4), (1, 2, 3, 4))
     assert_empty(ATTENTIONS[name](*tensors, backend=backend), tensors)
 
@@ -55,7 +55,7 @@ def test_attention_of_empty_batch_with_broadcast_decays(name, backend):
 @pytest.mark.parametrize("paths", ["forward", "reverse", "both"])
 @pytest.mark.parametrize("batch", [(0, 2), (2, 0), (0,)], ids=str)
 @pytest.mark.parametrize("grid", [(5,), (3, 4), (2, 3, 4)], ids=str)
-def test_scan_of_empty_batch(grid, batch, paths, backend):
+def test_scan_empty_batch(grid, batch, paths, backend):
     tensors = leaves((*batch, *grid, 3), *((*batch, *grid) for _ in grid))
     out = ppma.polyline_scan_nd(tensors[0], tensors[1:], paths=paths, backend=backend)
     assert out.shape == tensors[0].shape
@@ -78,13 +78,13 @@ def test_empty_batch_on_several_threads(name, threads):
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("size", [3, 5])
-def test_depthwise_of_empty_batch(size, with_base, gelu):
+def test_depthwise_empty_batch(size, with_base, gelu):
     x, weight, bias, base = leaves((0, 3, 4, 8), (8, 1, size, size), (8,), (0, 3, 4, 8))
     tensors = [x, weight, bias, *([base] if with_base else [])]
     assert_empty(depthwise.depthwise_conv(*tensors, gelu=gelu), tensors)
 
 
-def test_rotary_of_empty_batch():
+def test_rotary_empty_batch():
     (packed,) = leaves((0, 12, 3 * 2 * 4))
     angles = torch.zeros(12, 2)
     q, k, v = rotary.rotary_split(packed, 2, angles, angles)
@@ -95,7 +95,7 @@ def test_rotary_of_empty_batch():
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("shape", [(1, 0, 4, 5), (1, 3, 0, 5), (1, 3, 4, 0)], ids=str)
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_empty_grid_or_channels_are_refused(name, shape, backend):
+def test_functions_empty_grid_or_channels(name, shape, backend):
     q, decay = torch.zeros(shape), torch.zeros(shape[:-1])
     with pytest.raises(ValueError, match="at least one"):
         ATTENTIONS[name](q, q, q, decay, decay, backend=backend)
@@ -103,7 +103,7 @@ def test_empty_grid_or_channels_are_refused(name, shape, backend):
 
 @pytest.mark.native
 @pytest.mark.parametrize("shape", [(1, 2, 0, 4, 5), (1, 2, 3, 0, 5), (1, 2, 3, 4, 0)], ids=str)
-def test_native_operators_refuse_empty_grids_and_channels_themselves(shape):
+def test_native_operators_empty_grid_or_channels(shape):
     """Called as `torch.ops.ppma.*`, where no argument was checked before; a kernel would divide by zero."""
     x, decay = torch.zeros(shape), torch.zeros(shape[:-1])
     calls = [

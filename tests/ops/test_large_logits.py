@@ -37,7 +37,7 @@ def call(function, combine, paths, backend):
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_native_is_no_worse_than_torch(kind, function, combine, paths):
+def test_native_against_torch(kind, function, combine, paths):
     native, torch_backend = (call(function, combine, paths, backend) for backend in ("native", "torch"))
     for magnitude in MAGNITUDES:
         assert_no_worse(native, torch_backend, torch_backend, kind, magnitude, (4, 5))
@@ -48,7 +48,7 @@ def test_native_is_no_worse_than_torch(kind, function, combine, paths):
 @pytest.mark.parametrize("grid", [(15, 17), (2, 203)], ids=str)
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_native_is_no_worse_than_torch_over_several_tiles(kind, combine, grid):
+def test_native_against_torch_several_tiles(kind, combine, grid):
     native, torch_backend = (call(ppma.polyline_attention, combine, "2d", backend) for backend in ("native", "torch"))
     for magnitude in (1e4, 1e8):
         assert_no_worse(native, torch_backend, torch_backend, kind, magnitude, grid, batch=(1, 1))
@@ -57,7 +57,7 @@ def test_native_is_no_worse_than_torch_over_several_tiles(kind, combine, grid):
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_torch_is_no_worse_than_autograd(kind, combine, magnitude):
+def test_torch_against_autograd(kind, combine, magnitude):
     """The backward pass of `softmax` itself is the yardstick."""
 
     def dense(q, k, v, log_alpha, log_beta):
@@ -78,7 +78,7 @@ def test_torch_is_no_worse_than_autograd(kind, combine, magnitude):
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_equal_logits_share_their_weight(function, combine, backend):
+def test_equal_logits(function, combine, backend):
     """However large they are: a log-sum-exp in float32 would round the number of keys away."""
     q = k = torch.full((1, 1, 3, 4, 1), 1e4)
     v = torch.randn(1, 1, 3, 4, 5, generator=torch.Generator().manual_seed(0))
@@ -94,7 +94,7 @@ def test_equal_logits_share_their_weight(function, combine, backend):
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_certain_weight_has_no_gradient(function, combine, backend):
+def test_gradient_weight_1(function, combine, backend):
     """One key beyond doubt: q and k receive exactly nothing, whatever rounding left of the differences."""
     inputs = saturated_logits(1e8, (5, 6))
     _, grad_q, grad_k, *_ = outputs_and_gradients(call(function, combine, "2d", backend), inputs)

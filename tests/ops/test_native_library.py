@@ -18,18 +18,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.native
-def test_auto_takes_the_fastest_instruction_set_of_this_cpu():
+def test_isa_auto():
     assert library.isa() == library.available()[0]
     assert library.available()[-1] == "portable"
     assert backends.resolve("auto", "criss_cross_attention", torch.device("cpu"), torch.float32) is native
 
 
-def test_says_why_it_cannot_serve_a_tensor():
+def test_unsupported_reason_tensor():
     assert "CPU" in str(native.unsupported_reason(torch.device("cuda"), torch.float32))
     assert "float32" in str(native.unsupported_reason(torch.device("cpu"), torch.float64))
 
 
-def test_says_that_it_was_not_built(monkeypatch, tmp_path):
+def test_unsupported_reason_not_built(monkeypatch, tmp_path):
     monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
     x, decay = torch.randn(2, 2, 3), torch.zeros(2, 2)
     with pytest.raises(backends.BackendUnavailableError, match="was not built"):
@@ -37,20 +37,20 @@ def test_says_that_it_was_not_built(monkeypatch, tmp_path):
     ppma.criss_cross_attention(x, x, x, decay, decay)  # "auto" does without
 
 
-def test_says_that_it_does_not_load(monkeypatch, tmp_path):
+def test_unsupported_reason_not_loadable(monkeypatch, tmp_path):
     (tmp_path / "libppma_portable.so").write_text("not a library")
     monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
     assert "does not load" in str(library.unsupported_reason())
 
 
 @pytest.mark.native
-def test_refuses_an_unknown_instruction_set(monkeypatch):
+def test_unsupported_reason_unknown_isa(monkeypatch):
     monkeypatch.setenv("PPMA_NATIVE_ISA", "avx3")
     assert "expected one of" in str(library.unsupported_reason())
 
 
 @pytest.mark.native
-def test_says_that_the_library_is_older_than_the_package():
+def test_kernel_missing_symbol():
     with pytest.raises(backends.BackendUnavailableError, match="install ppma again"):
         library.Kernel("ppma_of_tomorrow")()
 
@@ -61,7 +61,7 @@ def test_says_that_the_library_is_older_than_the_package():
     ("name", "exact", "lowest", "highest", "bound"),
     [("ppma_exp", torch.exp, -87.33654, 88.72283, 1.5e-7), ("ppma_exp2", torch.exp2, -126.0, 127.0, 1.2e-7)],
 )
-def test_exponentials_keep_their_error_bound(monkeypatch, isa, name, exact, lowest, highest, bound):
+def test_exponentials_error_bound(monkeypatch, isa, name, exact, lowest, highest, bound):
     monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
     kernel = library.Kernel(name, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
@@ -91,7 +91,7 @@ def team_size(threads):
 
 
 @pytest.mark.native
-def test_follows_the_number_of_threads_of_torch():
+def test_threads_of_torch():
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
@@ -104,20 +104,20 @@ def test_follows_the_number_of_threads_of_torch():
 
 @pytest.mark.native
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_there_is_one_openmp_runtime_in_the_process():
+def test_openmp_one_runtime():
     team_size(2)
     runtimes = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
     assert len({path for path in runtimes if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}) == 1
 
 
 @pytest.mark.native
-def test_denormal_numbers_live_on_outside_the_kernels():
+def test_denormals_outside_kernels():
     x, decay = torch.randn(4, 4, 8), torch.zeros(4, 4)
     ppma.criss_cross_attention(x, x, x, decay, decay, backend="native")
     assert (torch.full((64,), 1e-40) * 1.0 > 0).all()
 
 
-def test_installs_without_a_compiler(tmp_path):
+def test_install_without_compiler(tmp_path):
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path]
     result = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True, check=False
@@ -128,7 +128,7 @@ def test_installs_without_a_compiler(tmp_path):
 
 
 @pytest.mark.native
-def test_every_pointer_is_checked_in_one_place():
+def test_address_only_source_of_pointers():
     folder = Path(native.__file__).parent
     assert [path.name for path in folder.glob("*.py") if ".data_ptr(" in path.read_text()] == ["library.py"]
 
@@ -144,14 +144,14 @@ def test_every_pointer_is_checked_in_one_place():
     ],
     ids=["float64", "float16", "transposed shape", "other axes", "other device"],
 )
-def test_a_kernel_gets_no_other_tensor_than_it_expects(tensor):
-    for check in (library.address, library.contiguous_address, library.View.of):
+def test_address_wrong_tensor(tensor):
+    for check in (library.address, library.contiguous_address, library.view):
         check(torch.zeros(2, 3), (2, 3))
         with pytest.raises(ValueError, match=r"expected torch.float32 of shape \(2, 3\) on the CPU, got torch"):
             check(tensor, (2, 3))
 
 
-def test_a_kernel_that_ignores_strides_gets_contiguous_tensors():
+def test_contiguous_address_strided_tensor():
     with pytest.raises(ValueError, match="expected a contiguous tensor"):
         library.contiguous_address(torch.zeros(3, 2).mT, (2, 3))
 
@@ -167,7 +167,7 @@ WRONG = {
 @pytest.mark.native
 @pytest.mark.parametrize("position_and_change", WRONG.values(), ids=list(WRONG))
 @pytest.mark.parametrize("operator", ["polyline_attention", "criss_cross_attention", "linear_attention"])
-def test_operators_refuse_wrong_tensors(operator, position_and_change):
+def test_operators_wrong_tensors(operator, position_and_change):
     """Called as `torch.ops.ppma.*`, where no argument was checked before."""
     position, change = position_and_change
     tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
@@ -178,7 +178,7 @@ def test_operators_refuse_wrong_tensors(operator, position_and_change):
 
 
 @pytest.mark.native
-def test_operators_refuse_what_another_call_saved():
+def test_backward_wrong_saved_tensors():
     tensors = [torch.zeros(2, 2, 3, 4, 5) for _ in range(3)] + [torch.zeros(2, 2, 3, 4) for _ in range(2)]
     out, stats, first = torch.ops.ppma.polyline_attention(*tensors, "hadamard", "2d", 1.0, "native")
     with pytest.raises(ValueError, match="native kernels: expected"):
@@ -190,7 +190,7 @@ def test_operators_refuse_what_another_call_saved():
 
 
 @pytest.mark.native
-def test_depthwise_refuses_other_kernel_sizes():
+def test_depthwise_unsupported_kernel_size():
     x = torch.zeros(1, 8, 8, 4)
     with pytest.raises(BackendUnavailableError, match="expected a depthwise kernel of size 3 or 5, got 7"):
         native.depthwise_conv(x, torch.zeros(4, 1, 7, 7), None, None, False)
@@ -208,7 +208,7 @@ def test_suite_without_the_library(tmp_path, without, outcome, message):
     environment = {**os.environ, "PPMA_NATIVE_DIR": str(tmp_path), "PPMA_TEST_WITHOUT_NATIVE": without}
     environment.pop("PYTEST_ADDOPTS", None)
     environment.pop("PYTEST_XDIST_WORKER", None)
-    test = f"{__file__}::test_depthwise_refuses_other_kernel_sizes"
+    test = f"{__file__}::test_depthwise_unsupported_kernel_size"
     command = [sys.executable, "-m", "pytest", "-q", "-rfs", "-p", "no:cacheprovider", "-p", "no:xdist", test]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert outcome in result.stdout

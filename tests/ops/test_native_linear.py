@@ -35,12 +35,12 @@ def roundings(grid, d, dv):
 
 @pytest.mark.parametrize("paths", PATHS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_linear_attention_is_accurate(grid, paths):
+def test_accuracy(grid, paths):
     assert_accurate(attention(paths), attention(paths, "reference"), inputs(grid, 5, 3), roundings(grid, 5, 3))
 
 
 @pytest.mark.parametrize(("d", "dv"), [(1, 1), (1, 40), (20, 1), (16, 16), (7, 33), (35, 8)])
-def test_any_number_of_channels(d, dv):
+def test_accuracy_any_channels(d, dv):
     grid = (3, 4)
     assert_accurate(
         attention(), attention(backend="reference"), inputs(grid, d, dv, batch=(1,)), roundings(grid, d, dv)
@@ -60,7 +60,7 @@ def test_every_instruction_set(isa, monkeypatch):
 
 
 @pytest.mark.parametrize(("grid", "d", "dv"), [((140, 256), 2, 3), ((3, 600), 3, 17), ((40, 50), 18, 5)], ids=str)
-def test_large_grids(grid, d, dv):
+def test_accuracy_large_grid(grid, d, dv):
     """Against the PyTorch backend in float64; gradients of the first in several blocks of rows."""
     tensors = inputs(grid, d, dv, batch=(1,))
     assert_accurate(attention(), attention(backend="torch"), tensors, roundings(grid, d, dv))
@@ -75,7 +75,7 @@ def test_constant_decays(log_decay):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_edges_outside_the_grid_do_not_matter(value):
+def test_edges_outside_grid(value):
     tensors = inputs((4, 5), 3, 6)
     before = outputs_and_gradients(attention(), tensors)
     tensors[3][..., :, 0] = value
@@ -88,7 +88,7 @@ def test_edges_outside_the_grid_do_not_matter(value):
 
 
 @pytest.mark.parametrize("dv", [16, 9])
-def test_strides(dv):
+def test_bits_any_strides(dv):
     """q, k and v as slices of one packed projection, channels first, and gradients expanded."""
     grid, d = (5, 6), 4
     q, k, v, log_alpha, log_beta = inputs(grid, d, dv)
@@ -119,7 +119,7 @@ def test_expanded_inputs():
 @pytest.mark.parametrize(
     ("grid", "d", "dv", "batch"), [((33, 20), 3, 16, (1,)), ((8, 9), 18, 40, (2, 3)), ((150, 256), 2, 8, (1,))], ids=str
 )
-def test_threads_do_not_change_the_bits(grid, d, dv, batch):
+def test_bits_any_threads(grid, d, dv, batch):
     tensors = inputs(grid, d, dv, batch)
     before = torch.get_num_threads()
     results = []
@@ -132,7 +132,7 @@ def test_threads_do_not_change_the_bits(grid, d, dv, batch):
         assert torch.equal(one, three)
 
 
-def test_several_python_threads():
+def test_bits_python_threads():
     jobs = [inputs((6, 7 + seed), 3, 5, seed=seed) for seed in range(4)]
     expected = [outputs_and_gradients(attention(), tensors) for tensors in jobs]
     with ThreadPoolExecutor(4) as pool:
@@ -158,7 +158,7 @@ def test_after_fork():
     assert child.exitcode == 0
 
 
-def test_decomposed_attention_is_the_same_kernel():
+def test_decomposed_attention():
     s1, s2, v, log_alpha, log_beta = inputs((4, 5), 6, 7)
     assert torch.equal(
         ppma.decomposed_attention(s1, s2, v, log_alpha, log_beta, backend="native"),
@@ -182,7 +182,7 @@ def _peak_of_a_large_grid(queue):
 
 
 @pytest.mark.slow
-def test_memory_is_linear_in_the_tokens():
+def test_memory_linear_in_tokens():
     """A million tokens: K outer V alone would take 1 GiB."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

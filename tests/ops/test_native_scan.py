@@ -36,13 +36,13 @@ def roundings(grid):
 
 @pytest.mark.parametrize("paths", PATHS)
 @pytest.mark.parametrize("grid", [*LINES, *GRIDS, *VOLUMES], ids=str)
-def test_scan_is_accurate(grid, paths):
+def test_accuracy(grid, paths):
     channels = 3 if len(grid) < 4 else 1
     assert_accurate(scan(paths), scan(paths, "reference"), inputs(grid, channels), roundings(grid))
 
 
 @pytest.mark.parametrize("channels", [1, 4, 7, 8, 16, 17, 40, 67])
-def test_any_number_of_channels(channels):
+def test_accuracy_any_channels(channels):
     assert_accurate(scan(), scan(backend="reference"), inputs((3, 4), channels, batch=()), roundings((3, 4)))
 
 
@@ -66,7 +66,7 @@ def test_every_instruction_set(grid, isa, monkeypatch):
     ],
     ids=str,
 )
-def test_large_grids(grid, channels):
+def test_accuracy_large_grid(grid, channels):
     """Against the PyTorch backend in float64, which is the reference to 11 digits where that can be had."""
     assert_accurate(scan(), scan(backend="torch"), inputs(grid, channels, batch=()), roundings(grid))
 
@@ -82,7 +82,7 @@ def test_constant_decays(log_decay):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 7.0])
 @pytest.mark.parametrize("grid", [(5,), (4, 5), (3, 2, 4)], ids=str)
-def test_edges_outside_the_grid_do_not_matter(grid, value):
+def test_edges_outside_grid(grid, value):
     tensors = inputs(grid, 6)
     before = outputs_and_gradients(scan(), tensors)
     for axis, log_decay in enumerate(tensors[1:]):
@@ -107,7 +107,7 @@ def strided(tensor, kind):
 
 @pytest.mark.parametrize("kind", ["channels first", "transposed grid", "every other", "slice"])
 @pytest.mark.parametrize("channels", [16, 21])
-def test_strides(kind, channels):
+def test_bits_any_strides(kind, channels):
     x, *decays = inputs((6, 7), channels)
     grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
 
@@ -150,7 +150,7 @@ def with_threads(threads, function):
     [((33, 20), 16, ()), ((8, 9), 40, (5,)), ((7,), 100, ()), ((150, 256), 8, ()), ((3, 4, 5), 6, (2,))],
     ids=str,
 )
-def test_threads_do_not_change_the_bits(grid, channels, batch):
+def test_bits_any_threads(grid, channels, batch):
     tensors = inputs(grid, channels, batch)
     one, two, three = (with_threads(threads, lambda: outputs_and_gradients(scan(), tensors)) for threads in (1, 2, 3))
     for a, b, c in zip(one, two, three, strict=True):
@@ -158,7 +158,7 @@ def test_threads_do_not_change_the_bits(grid, channels, batch):
         assert torch.equal(a, c)
 
 
-def test_several_python_threads():
+def test_bits_python_threads():
     jobs = [inputs((12, 10 + seed), 5, seed=seed) for seed in range(6)]
     expected = [outputs_and_gradients(scan(), tensors) for tensors in jobs]
     with ThreadPoolExecutor(4) as pool:
@@ -191,7 +191,7 @@ def test_log_decays_in_float64():
     torch.testing.assert_close(out, scan()(x, *decays))
 
 
-def test_nothing_to_scan():
+def test_empty():
     x, log_beta, log_alpha = torch.zeros(0, 3, 4, 5), torch.zeros(0, 3, 4), torch.zeros(0, 3, 4)
     assert scan()(x, log_beta, log_alpha).shape == x.shape
 

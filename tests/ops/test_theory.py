@@ -61,13 +61,13 @@ def test_theorem_3(paths):
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("paths", ["v2h", "h2v", "2d"])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_decomposed_mask_is_the_definition(grid, paths, log):
+def test_mask_definition(grid, paths, log):
     log_alpha, log_beta = decays(grid, batch=(2,))
     fast = ppma.polyline_mask(log_alpha, log_beta, paths=paths, log=log)
     torch.testing.assert_close(fast, reference.polyline_mask(log_alpha, log_beta, paths=paths, log=log))
 
 
-def test_h2v_is_the_transpose_and_the_diagonal_is_2():
+def test_mask_transpose_and_diagonal():
     log_alpha, log_beta = decays((4, 5))
     v2h, h2v, both = (ppma.polyline_mask(log_alpha, log_beta, paths=p) for p in ("v2h", "h2v", "2d"))
     assert torch.equal(h2v, v2h.mT)
@@ -75,7 +75,7 @@ def test_h2v_is_the_transpose_and_the_diagonal_is_2():
     assert (both.diagonal() == 2).all()
 
 
-def test_the_printed_h2v_weight_is_not_the_transpose():
+def test_h2v_as_printed():
     """The paper prints alpha_{k,j:l} beta_{i:k,l} for H2V; only beta_{i:k,j} gives the transpose it then states."""
     log_alpha, log_beta = decays((3, 4))
     alpha, beta = log_alpha.exp(), log_beta.exp()
@@ -90,7 +90,7 @@ def test_the_printed_h2v_weight_is_not_the_transpose():
     assert differences > 0
 
 
-def test_the_printed_criss_cross_form_does_not_factorise():
+def test_criss_cross_as_printed():
     """Eq. (11) has SH x SV in both halves; the H2V half only factorises with SV x SH, which is what we compute."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 3, 4, 2, dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_the_printed_criss_cross_form_does_not_factorise():
     torch.testing.assert_close((v2h + h2v).view(v.shape), computed)
 
 
-def test_the_4x4_example():
+def test_mask_4x4_example():
     """L[(1,1),(4,4)] = a12 a13 a14 b24 b34 b44, 1-based."""
     alpha, beta = torch.rand(2, 4, 4, dtype=torch.float64)
     L = ppma.polyline_mask(alpha.log(), beta.log(), paths="v2h").view(4, 4, 4, 4)
@@ -116,7 +116,7 @@ def test_the_4x4_example():
     torch.testing.assert_close(L[0, 0, 3, 3], expected)
 
 
-def test_the_3x3_matrix():
+def test_mask_3x3_example():
     """The matrix of the appendix: row (i, j), column (k, l) holds alpha_{i,j:l} beta_{i:k,l}."""
     alpha, beta = torch.rand(2, 3, 3, dtype=torch.float64)
 
@@ -132,7 +132,7 @@ def test_the_3x3_matrix():
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_swapping_the_axes_swaps_alpha_with_beta_and_v2h_with_h2v(grid):
+def test_mask_swapped_axes(grid):
     H, W = grid
     log_alpha, log_beta = decays(grid)
     mask_hw = ppma.polyline_mask(log_alpha, log_beta, paths="v2h").view(H, W, H, W)
@@ -149,7 +149,7 @@ def test_swapping_the_axes_swaps_alpha_with_beta_and_v2h_with_h2v(grid):
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("paths", ["forward", "reverse", "both"])
 @pytest.mark.parametrize("grid", [(5,), (3, 4), (2, 3, 3), (2, 2, 3, 2)], ids=str)
-def test_nd_mask_is_the_definition(grid, paths, log):
+def test_nd_mask_definition(grid, paths, log):
     generator = torch.Generator().manual_seed(0)
     log_decays = [random_log_decay(2, *grid, generator=generator, dtype=torch.float64) for _ in grid]
     fast = ppma.polyline_mask_nd(log_decays, paths=paths, log=log)
@@ -157,14 +157,14 @@ def test_nd_mask_is_the_definition(grid, paths, log):
 
 
 @pytest.mark.parametrize(("paths", "nd_paths"), [("v2h", "forward"), ("h2v", "reverse"), ("2d", "both")])
-def test_2d_is_a_case_of_nd(paths, nd_paths):
+def test_nd_mask_2d(paths, nd_paths):
     log_alpha, log_beta = decays((3, 4))
     exact = reference.polyline_mask(log_alpha, log_beta, paths=paths)
     torch.testing.assert_close(reference.polyline_mask_nd([log_beta, log_alpha], paths=nd_paths), exact)
     torch.testing.assert_close(ppma.polyline_mask_nd([log_beta, log_alpha], paths=nd_paths), exact)
 
 
-def test_the_3d_formula():
+def test_nd_mask_3d():
     """L3D[(i,j,k),(l,m,n)] = alpha-row(i,j)[k,n] beta-col(i,n)[j,m] gamma-pillar(m,n)[i,l]."""
     alpha, beta, gamma = torch.rand(3, 2, 3, 4, dtype=torch.float64)
     L = ppma.polyline_mask_nd([gamma.log(), beta.log(), alpha.log()], paths="forward").view(2, 3, 4, 2, 3, 4)
@@ -178,7 +178,7 @@ def test_the_3d_formula():
         torch.testing.assert_close(L[i, j, k, l, m, n], expected)
 
 
-def test_decomposed_attention_is_linear_attention_of_its_factors():
+def test_decomposed_attention_linear():
     log_alpha, log_beta = decays((3, 4))
     s1, s2 = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     v = torch.randn(3, 4, 2, dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_decomposed_attention_is_linear_attention_of_its_factors():
     torch.testing.assert_close(out.flatten(0, 1), expected)
 
 
-def test_full_attention_without_decay_is_plain_attention():
+def test_full_attention_no_decay():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
     zero = torch.zeros(2, 4, 5)
     plain = torch.nn.functional.scaled_dot_product_attention(*(t.flatten(1, 2) for t in (q, k, v))).view(v.shape)

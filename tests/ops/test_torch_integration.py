@@ -58,7 +58,7 @@ def test_gradcheck_scans():
     assert torch.autograd.gradcheck(lambda x, a, b: ppma.polyline_scan_nd(x, [a, b]), (x, log_alpha, log_beta))
 
 
-def test_gradients_at_decay_1():
+def test_gradients_decay_1():
     """Ties: finite differences around log-decays of exactly 0 agree with the positional signs."""
     q, k, v, log_alpha, log_beta = inputs(batch=1, grid=(2, 3), d=2, dv=2, dtype=torch.float64)
     decays = [torch.zeros_like(t).requires_grad_() for t in (log_alpha, log_beta)]
@@ -101,7 +101,7 @@ def test_opcheck_scan_and_linear():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_as_one_graph(dynamic):
+def test_compile_one_graph(dynamic):
     eager, compiled = inputs(requires_grad=True), inputs(requires_grad=True)
     out = torch.compile(everything, fullgraph=True, dynamic=dynamic, backend="aot_eager")(*compiled)
     torch.testing.assert_close(out, everything(*eager))
@@ -111,7 +111,7 @@ def test_compiles_as_one_graph(dynamic):
         torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_compiles_with_inductor():
+def test_compile_inductor():
     eager, compiled = inputs(requires_grad=True), inputs(requires_grad=True)
     out = torch.compile(everything, fullgraph=True)(*compiled)
     torch.testing.assert_close(out, everything(*eager))
@@ -121,7 +121,7 @@ def test_compiles_with_inductor():
         torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_exports_with_dynamic_grid():
+def test_export_dynamic_grid():
     class Everything(torch.nn.Module):
         def forward(self, q, k, v, log_alpha, log_beta):
             return everything(q, k, v, log_alpha, log_beta)
@@ -134,7 +134,7 @@ def test_exports_with_dynamic_grid():
 
 
 @pytest.mark.parametrize(("function", "combine"), SOFTMAX)
-def test_autocast_casts_values_and_keeps_decays(function, combine):
+def test_autocast(function, combine):
     q, k, v, log_alpha, log_beta = inputs(requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         out = function(q, k, v, log_alpha, log_beta, combine=combine)
@@ -146,7 +146,7 @@ def test_autocast_casts_values_and_keeps_decays(function, combine):
     assert log_alpha.grad.dtype == torch.float32
 
 
-def test_vmap_over_any_axis():
+def test_vmap_any_axis():
     tensors = inputs(batch=3)
     looped = torch.stack([everything(*[t[i] for t in tensors]) for i in range(3)])
     torch.testing.assert_close(torch.func.vmap(everything)(*tensors), looped)
@@ -158,7 +158,7 @@ def test_vmap_over_any_axis():
     )
 
 
-def test_gradients_through_vmap():
+def test_vmap_gradients():
     tensors = inputs(batch=3, requires_grad=True)
     torch.func.vmap(everything)(*tensors).sum().backward()
     plain = inputs(batch=3, requires_grad=True)

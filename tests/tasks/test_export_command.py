@@ -7,13 +7,13 @@ import re
 import pytest
 import torch
 
-from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.coco import CocoDataConfig
+from ppma.data.segmentation import SegmentationDataConfig
 from ppma.models import BackboneConfig, PolylineBackbone
 from ppma.models import export as exporting
 from ppma.tasks.dense.weights import save_model
-from ppma.tasks.detection.config import DetectionConfig
-from ppma.tasks.detection.model import DetectorConfig, PolylineMaskRCNN
+from ppma.tasks.detection.config import DetectionConfig, DetectorConfig
+from ppma.tasks.detection.model import PolylineMaskRCNN
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.model import DecoderConfig, MainScores, UPerNet
 from ppma.tasks.segmentation.weights import load_segmenter
@@ -41,7 +41,7 @@ def quiet_tracing(monkeypatch):
 def segmenter(tmp_path_factory):
     torch.manual_seed(0)
     decoder = DecoderConfig(channels=8, auxiliary_channels=8, classifier_std=1.0)
-    data = Ade20kDataConfig(root="", classes=CLASSES)
+    data = SegmentationDataConfig(root="", classes=CLASSES)
     config = SegmentationConfig(
         task="segmentation", model="ppma_nano", steps=1, batch_size=2, lr=1e-3, data=data, decoder=decoder
     )
@@ -148,7 +148,7 @@ def test_export_mmdetection_file_is_refused(tmp_path, capsys):
 
 def test_export_segmenter_with_another_mask_is_refused(segmenter, tmp_path, capsys):
     assert run(segmenter, tmp_path / "model.pt2", "--mask", "v2h") == 2
-    assert "--mask: expected nothing for a trained segmentation model" in capsys.readouterr().err
+    assert "--mask: expected no such option for a file of `ppma train`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["export", "convert"])

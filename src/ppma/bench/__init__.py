@@ -1,1 +1,1 @@
-"""What is measured and how."""
+"""Benchmarks of operators and models."""

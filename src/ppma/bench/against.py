@@ -1,4 +1,4 @@
-"""Any other implementation beside ours: `ppma bench against FILE.py:callable`."""
+"""Compare with another implementation: `ppma bench against FILE.py:callable`."""
 
 import contextlib
 import functools
@@ -17,10 +17,10 @@ OPERATORS: dict[str, list[Shape]] = {"polyline_attention": FULL, "criss_cross_at
 
 
 def load(spec: str) -> Callable:
-    """The callable that `FILE.py:name` names.
+    """Load the callable `FILE.py:name`.
 
     Raises:
-        ValueError: there is no such file or name.
+        ValueError: the file or the name does not exist, or the file raises an error.
     """
     path, _, name = spec.rpartition(":")
     if not path or not Path(path).is_file() or Path(path).suffix != ".py":
@@ -29,7 +29,7 @@ def load(spec: str) -> Callable:
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    with _their_errors(path):
+    with foreign_errors(f"against: {path}"):
         module_spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
@@ -38,20 +38,28 @@ def load(spec: str) -> Callable:
 
 
 @contextlib.contextmanager
-def _their_errors(what: str) -> Iterator[None]:
-    """What another implementation raises, as a ValueError that says where it comes from."""
+def foreign_errors(what: str) -> Iterator[None]:
+    """Turn an error of code that is not ours into a ValueError that names its source."""
     try:
         yield
     except Exception as error:
-        raise ValueError(f"against: {what} raised {type(error).__name__}: {error}") from error
+        raise ValueError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def compare_models(other: Callable, model: str, *, batch: int, size: int, rounds: int) -> Report:
-    """A model beside ours: `other()` builds it, and it takes images (B, 3, H, W)."""
+    """Compare inference of a model with another one.
+
+    Args:
+        other: builds a module that takes images (B, 3, H, W).
+        model: a registered name.
+        batch: images per step.
+        size: height and width of the images.
+        rounds: interleaved rounds.
+    """
     import timm
 
     images = torch.randn(batch, 3, size, size)
-    with _their_errors("the other model"), torch.inference_mode():
+    with foreign_errors("against: the other model"), torch.inference_mode():
         theirs = other().eval()
         theirs(images)
     built = {"ours": ppma.optimize_for_inference(timm.create_model(model)), "theirs": theirs}
@@ -71,15 +79,23 @@ def compare_models(other: Callable, model: str, *, batch: int, size: int, rounds
 
 
 def compare_operator(other: Callable, operator: str, *, rounds: int, **options: str) -> Report:
-    """An operator with the call of ours, `other(q, k, v, log_alpha, log_beta, **options)`, beside ours."""
+    """Compare an operator with another implementation on the shapes of the PPMA models.
+
+    Args:
+        other: called as `other(q, k, v, log_alpha, log_beta, **options)`.
+        operator: a name of `OPERATORS`.
+        rounds: interleaved rounds.
+        options: keyword arguments of both.
+    """
     ours = getattr(ppma, operator)
     report = Report(
-        f"{operator} against another", ["shape", "ours / theirs", "ours ms", "theirs ms", "largest difference"]
+        f"{operator} against another implementation",
+        ["shape", "ours / theirs", "ours ms", "theirs ms", "largest difference"],
     )
     for shape in OPERATORS[operator]:
         tensors = shape.tensors()
         expected = ours(*tensors, **options)
-        with _their_errors("the other operator"):
+        with foreign_errors("against: the other operator"):
             difference = (expected - other(*tensors, **options)).abs().max().item()
         contenders = {
             name: functools.partial(function, *tensors, **options)

@@ -1,11 +1,11 @@
-"""How far a model is from the time of its own matrix products and convolutions alone.
+"""Compare a model with the time of its matrix products and convolutions alone, its floor.
 
-The model runs once while every matrix product and convolution is recorded by shape and memory layout; the masked
-attentions count as the products of plain attention of the same shape. The floor is the time PyTorch takes to run just
-those, on buffers that are already there, with nothing in between: no norms, no activations, no softmax, no mask.
+The model runs once while every matrix product and convolution is recorded by shape and memory layout; masked attention
+counts as the products of plain attention of the same shape. The floor is the time PyTorch takes to run just those on
+preallocated buffers, without norms, activations, softmax or mask.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,11 @@ aten = torch.ops.aten
 
 @dataclass
 class Products(TorchDispatchMode):
-    """Records what a model multiplies and convolves, as calls that can be run again."""
+    """Records the matrix products and convolutions of a model.
+
+    Attributes:
+        calls: functions that repeat them, in order.
+    """
 
     calls: list[Callable[[], Tensor]] = field(default_factory=list)
 
@@ -46,7 +50,7 @@ class Products(TorchDispatchMode):
         return out
 
     def _attention(self, q: Tensor, v: Tensor, applications: int) -> None:
-        """The products q k^T, and weights times values as often as they are applied."""
+        """Record q k^T, and weights times values once per application."""
         lines, n = q.shape[:-2].numel(), q.shape[-2]
         queries, values = torch.randn(lines, n, q.shape[-1]), torch.randn(lines, n, v.shape[-1])
         weights = torch.rand(lines, n, n)
@@ -60,14 +64,14 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def record(model: torch.nn.Module, images: Tensor) -> list[Callable[[], Tensor]]:
-    """The products and convolutions of one forward pass of a plain, unfused run."""
+    """The products and convolutions of one forward pass with plain PyTorch kernels."""
     with torch.no_grad(), backends.excluding("native"), Products() as products:
         model(images)
     return products.calls
 
 
-def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: int = 9) -> list[Report]:
-    """Inference of a model beside its own products and convolutions, and memory bandwidth."""
+def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: int = 9) -> Iterator[Report]:
+    """Compare inference with the floor in both formulations, and profile it by operator."""
     images = torch.randn(batch, 3, size, size)
     report = Report(
         f"floor of inference, batch {batch}, {size} x {size}",
@@ -93,12 +97,13 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
         medians = (1e3 * timings.median(name) for name in ("model", "floor"))
         report.rows.append([model, formulation, timings.speed("model", "floor"), *medians, len(calls)])
         where[formulation] = breakdown(run)
-    report.notes.append(f"memcpy: {bandwidth():.1f} GB/s read plus written (a 256 MB tensor).")
-    return [report, _breakdown_report(where)]
+    report.notes.append(f"memcpy: {bandwidth():.1f} GB/s, read plus written (256 MB tensor).")
+    yield report
+    yield _breakdown_report(where)
 
 
 def breakdown(run: Callable[[], object], passes: int = 5) -> dict[str, float]:
-    """Milliseconds of one pass by operator, each without what it calls, from PyTorch's profiler."""
+    """Milliseconds of one pass by operator, self time, from PyTorch's profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(passes):
             run()
@@ -106,7 +111,7 @@ def breakdown(run: Callable[[], object], passes: int = 5) -> dict[str, float]:
 
 
 def _breakdown_report(where: dict[str, dict[str, float]]) -> Report:
-    report = Report("where the time of inference goes, ms", ["operator", *where])
+    report = Report("inference time by operator, ms", ["operator", *where])
     longest: dict[str, float] = {}
     for times in where.values():
         longest = {name: max(longest.get(name, 0.0), times.get(name, 0.0)) for name in {*longest, *times}}
@@ -121,7 +126,7 @@ def _breakdown_report(where: dict[str, dict[str, float]]) -> Report:
 
 
 def bandwidth() -> float:
-    """GB/s that copying a large tensor reads and writes."""
+    """Memory bandwidth in GB/s, read plus written, of copying a large tensor."""
     source, target = torch.zeros(2, 64 << 20).unbind(0)
     seconds = interleave({"copy": lambda: target.copy_(source)}, rounds=5).median("copy")
     return 2 * source.nbytes / seconds / 1e9

@@ -1,7 +1,7 @@
-"""Whole models: inference and training steps, masked beside unmasked beside RMT, native beside plain PyTorch."""
+"""Inference and training throughput of models: PPMA with and without its mask, RMT, and any timm model."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import timm
@@ -9,26 +9,52 @@ import torch
 import torch.nn.functional as F
 
 import ppma
-from ppma.bench.report import Report
+from ppma.bench.against import foreign_errors
+from ppma.bench.report import Report, Value
 from ppma.measure.memory import peak
-from ppma.measure.timing import interleave
+from ppma.measure.timing import Timings, interleave
+from ppma.models import CONFIGS
 from ppma.ops import backends
+from ppma.progress import track
+
+Publish = Callable[[Report], None]
+
+PAPER_BATCH = 64
+# The paper's throughput table (appendix): images/s of the authors' code on an A800 GPU, batch 64, 224 x 224.
+PAPER_IMAGES_PER_SECOND = {
+    "ppma_tiny": 1034,
+    "rmt_tiny": 1650,
+    "ppma_small": 612,
+    "rmt_small": 876,
+    "ppma_base": 362,
+    "rmt_base": 457,
+}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A model and what is done with it."""
+    """A model and how it is run.
+
+    Attributes:
+        model: a name that timm knows.
+        mode: "inference" or "train".
+        options: keyword arguments of `timm.create_model`.
+        batch: images per step.
+        size: height and width of the images.
+        excluded: backends that are not used.
+        optimized: inference of our models: apply `ppma.optimize_for_inference`.
+    """
 
     model: str
-    mode: str = "inference"  # or "train"
+    mode: str = "inference"
     options: dict = field(default_factory=dict)
     batch: int = 8
     size: int = 224
-    excluded: tuple[str, ...] = ()  # backends to do without
-    optimized: bool = True  # inference: folded by `ppma.optimize_for_inference`
+    excluded: tuple[str, ...] = ()
+    optimized: bool = True
 
     def step(self) -> Callable[[], object]:
-        """Build the model; the result runs one step."""
+        """Build the model and return a function that runs one step."""
         torch.manual_seed(0)
         model = timm.create_model(self.model, **self.options)
         images = torch.randn(self.batch, 3, self.size, self.size)
@@ -43,7 +69,8 @@ class Variant:
 
     def _inference(self, model: torch.nn.Module, images: torch.Tensor) -> Callable[[], object]:
         with backends.excluding(*self.excluded):
-            model = ppma.optimize_for_inference(model) if self.optimized else model.eval()
+            ours = self.model in CONFIGS
+            model = ppma.optimize_for_inference(model) if ours and self.optimized else model.eval()
 
         def run() -> object:
             with torch.inference_mode():
@@ -65,23 +92,60 @@ class Variant:
         return run
 
 
-def compare(variants: dict[str, Variant], *, rounds: int, label: str, memory: bool = True) -> Report:
-    """Time the variants in turns; the first is what the others are compared with."""
-    timings = interleave({name: v.step() for name, v in variants.items()}, rounds=rounds, label=label)
+def compare(
+    variants: Mapping[str, Variant], *, rounds: int, label: str, memory: bool = True, publish: Publish | None = None
+) -> Report:
+    """Time variants in turns and compare each with the first.
+
+    Args:
+        variants: by name.
+        rounds: interleaved rounds.
+        label: title of the table.
+        memory: also measure the peak memory of a step (Linux).
+        publish: called after each round with the table up to then.
+    """
     base = next(iter(variants))
-    columns = ["model", f"speed of {base} over it", "images/s", "ms"]
-    report = Report(label, columns + (["peak MB of a step"] if memory else []))
+    columns = ["model", f"speed of {base} over it", "images/s", "ms", *(["peak MB of a step"] if memory else [])]
+
+    def report(timings: Timings, peaks: Mapping[str, Value]) -> Report:
+        rows: list[list[Value]] = []
+        for name, variant in variants.items():
+            seconds = timings.median(name)
+            speed = timings.speed(base, name)
+            extra = [peaks.get(name, float("nan"))] if memory else []
+            rows.append([name, speed, variant.batch / seconds, 1e3 * seconds, *extra])
+        return Report(label, columns, rows)
+
+    timings = _time(variants, rounds, label, lambda timings: report(timings, {}), publish)
+    names = list(variants) if memory else []
+    return report(timings, {name: _try_peak(variants[name]) for name in track(names, f"{label}, memory")})
+
+
+def _time(
+    variants: Mapping[str, Variant],
+    rounds: int,
+    label: str,
+    partial: Callable[[Timings], Report],
+    publish: Publish | None,
+) -> Timings:
+    """Build and time the variants, publishing a partial report after each round."""
+
+    def on_round(timings: Timings) -> None:
+        if publish is not None:
+            done = len(next(iter(timings.seconds.values())))
+            publish(replace(partial(timings), partial=True, notes=[f"Partial result: {done} of {rounds} rounds."]))
+
+    steps = {}
     for name, variant in variants.items():
-        seconds = timings.median(name)
-        row: list = [name, timings.speed(base, name), variant.batch / seconds, 1e3 * seconds]
-        if memory:
-            row.append(_try_peak(variant))
-        report.rows.append(row)
-    return report
+        with contextlib.nullcontext() if variant.model in CONFIGS else foreign_errors(f"--model {name}"):
+            steps[name] = variant.step()
+            if variant.model not in CONFIGS:
+                steps[name]()  # a model for another image size fails here
+    return interleave(steps, rounds=rounds, label=label, on_round=on_round)
 
 
 def step_of(spec: dict) -> Callable[[], object]:
-    """The step of a variant given as a dictionary, for a process that measures its memory."""
+    """The step of a variant given as a dictionary, for the process that measures its memory."""
     return Variant(**spec).step()
 
 
@@ -91,16 +155,18 @@ def _try_peak(variant: Variant) -> float:
     return float("nan")
 
 
-def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: int = 9) -> list[Report]:
-    """Inference and training step of one size, in both formulations.
+def suite(
+    model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: int = 9, publish: Publish | None = None
+) -> Iterator[Report]:
+    """Inference and training of a PPMA model in both formulations: with and without its mask, as RMT, in plain PyTorch.
 
     Args:
-        model: a PPMA model's name; the same blocks with RMT's mask stand beside it.
-        batch: images in a step.
+        model: a PPMA model; RMT has the same blocks and its own mask.
+        batch: images per step.
         size: height and width of the images.
         rounds: interleaved rounds.
+        publish: called after each round with the table up to then.
     """
-    reports = []
     rmt = model.replace("ppma", "rmt")
     for mode in ("inference", "train"):
         for formulation in ("paper", "release"):
@@ -112,5 +178,54 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
                 "plain PyTorch": replace(ours, excluded=("native",)),
             }
             label = f"{mode}, {formulation} formulation, batch {batch}, {size} x {size}"
-            reports.append(compare(variants, rounds=rounds, label=label))
-    return reports
+            yield compare(variants, rounds=rounds, label=label, publish=publish)
+
+
+def baselines(
+    models: Sequence[str], *, batch: int = 8, size: int = 224, rounds: int = 9, publish: Publish | None = None
+) -> Iterator[Report]:
+    """Inference and training of any timm models; the first is the one that the others are compared with.
+
+    Args:
+        models: names that timm knows, ours included.
+        batch: images per step.
+        size: height and width of the images.
+        rounds: interleaved rounds.
+        publish: called after each round with the table up to then.
+    """
+    for mode in ("inference", "train"):
+        variants = {name: Variant(name, mode, batch=batch, size=size) for name in models}
+        report = compare(variants, rounds=rounds, label=f"{mode}, batch {batch}, {size} x {size}", publish=publish)
+        report.notes.append("Models of ppma run after `ppma.optimize_for_inference`, others as timm builds them.")
+        yield report
+
+
+def paper_table(
+    *, batch: int = PAPER_BATCH, size: int = 224, rounds: int = 9, publish: Publish | None = None
+) -> Iterator[Report]:
+    """The paper's throughput table, measured here, beside the paper's figures.
+
+    Args:
+        batch: images per step; the paper's is 64.
+        size: height and width of the images.
+        rounds: interleaved rounds.
+        publish: called after each round with the table up to then.
+    """
+    label = f"the paper's throughput table: inference, release formulation, batch {batch}, {size} x {size}"
+    columns = ["model", "images/s", "speed over RMT", "paper: images/s", "paper: speed over RMT"]
+
+    def report(timings: Timings) -> Report:
+        rows: list[list[Value]] = []
+        for name, published in PAPER_IMAGES_PER_SECOND.items():
+            rmt = name.replace("ppma", "rmt")
+            ratio = published / PAPER_IMAGES_PER_SECOND[rmt]
+            rows.append([name, batch / timings.median(name), timings.speed(name, rmt), published, ratio])
+        return Report(label, columns, rows)
+
+    variants = {
+        name: Variant(name, options={"formulation": "release"}, batch=batch, size=size)
+        for name in PAPER_IMAGES_PER_SECOND
+    }
+    finished = report(_time(variants, rounds, label, report, publish))
+    finished.notes.append('Columns named "paper" are the paper\'s own figures: A800 GPU, batch 64, 224 x 224.')
+    yield finished

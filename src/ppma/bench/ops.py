@@ -1,6 +1,6 @@
-"""Each operator at the shapes of PPMA-T/S/B: backends beside each other and beside attention without a mask."""
+"""Operators at the shapes of PPMA-T/S/B: native and PyTorch backends, and attention without a mask."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,15 @@ from ppma.measure.timing import interleave
 
 @dataclass(frozen=True)
 class Shape:
-    """The inputs of one attention call."""
+    """Input shape of an attention call.
+
+    Attributes:
+        name: where it occurs.
+        batch: batch size.
+        heads: number of heads.
+        side: grid side in tokens.
+        d: channels per head.
+    """
 
     name: str
     batch: int
@@ -26,7 +34,7 @@ class Shape:
         return f"{self.name}: {self.side}x{self.side}, {self.heads} heads x {self.d}"
 
     def tensors(self, requires_grad: bool = False) -> list[Tensor]:
-        """q, k, v as views of a packed (B, H, W, 3, heads, d) projection, and two log-decays."""
+        """q, k, v as views of a packed (B, H, W, 3, heads, d) projection, and two log-decays (B, heads, H, W)."""
         generator = torch.Generator().manual_seed(0)
         packed = torch.randn(self.batch, self.side, self.side, 3, self.heads, self.d, generator=generator)
         q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
@@ -83,7 +91,16 @@ def attention_report(
     rounds: int,
     **options: str,
 ) -> Report:
-    """Forward and forward + backward of one operator."""
+    """Time forward and forward + backward of one operator.
+
+    Args:
+        title: of the table.
+        function: the operator.
+        shapes: one pair of rows each.
+        plain: the same attention without a mask; None if there is none.
+        rounds: interleaved rounds.
+        options: keyword arguments of the operator.
+    """
     columns = ["shape", "pass", "native / torch", "native / no mask", "native ms", "torch ms", "no mask ms"]
     report = Report(title, columns)
     for shape in shapes:
@@ -110,14 +127,14 @@ def attention_report(
 
 
 def scan_report(rounds: int) -> Report:
-    """polyline_scan beside copying x, in time and in bytes moved by the second."""
+    """Compare polyline_scan with copying x, in time and bandwidth."""
     report = Report(
         "polyline_scan, 2D, forward",
         ["x", "native / torch", "native / memcpy", "bandwidth / memcpy's", "native ms", "torch ms", "memcpy ms"],
         notes=[
-            "memcpy: x.clone(), x read and the copy written once. The scan walks the grid inwards and outwards; "
-            "x is read twice, the result written twice and read once. Its bandwidth counts these five; a grid that "
-            "stays in cache in between moves less."
+            "memcpy: x.clone(), one read and one write. The scan runs a forward and a backward pass: it reads x twice, "
+            "writes the result twice and reads it once. Its bandwidth counts these five; a grid that stays in cache "
+            "moves less."
         ],
     )
     for batch, side, channels in [(8, 56, 64), (1, 256, 64), (1, 1024, 32)]:
@@ -145,7 +162,7 @@ def scan_report(rounds: int) -> Report:
 
 
 def reference_report() -> Report:
-    """The oracle beside the others on a grid that it can manage."""
+    """Compare the native backend with the float64 reference on a small grid."""
     shape = Shape("small", 1, 1, 10, 16)
     tensors = shape.tensors()
     report = Report("the reference, 10 x 10 tokens", ["operator", "native / reference", "reference ms"])
@@ -162,24 +179,14 @@ def reference_report() -> Report:
     return report
 
 
-def suite(*, rounds: int = 9) -> list[Report]:
-    """All operators."""
-    reports = []
+def suite(*, rounds: int = 9) -> Iterator[Report]:
+    """Benchmark all operators."""
     for combine in ("hadamard", "logit"):
-        reports.append(
-            attention_report(
-                f"criss_cross_attention, {combine}",
-                ppma.criss_cross_attention,
-                CRISS_CROSS,
-                lines_without_mask,
-                rounds,
-                combine=combine,
-            )
-        )
-        reports.append(
-            attention_report(
-                f"polyline_attention, {combine}", ppma.polyline_attention, FULL, without_mask, rounds, combine=combine
-            )
-        )
-    reports.append(attention_report("linear_attention", ppma.linear_attention, LINEAR, None, rounds))
-    return [*reports, scan_report(rounds), reference_report()]
+        for function, shapes, plain in (
+            (ppma.criss_cross_attention, CRISS_CROSS, lines_without_mask),
+            (ppma.polyline_attention, FULL, without_mask),
+        ):
+            yield attention_report(f"{function.__name__}, {combine}", function, shapes, plain, rounds, combine=combine)
+    yield attention_report("linear_attention", ppma.linear_attention, LINEAR, None, rounds)
+    yield scan_report(rounds)
+    yield reference_report()

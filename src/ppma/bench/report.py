@@ -1,4 +1,4 @@
-"""What a benchmark says: a table for people, JSON for machines, and the machine it was measured on."""
+"""Benchmark results: tables in Markdown and JSON, and the machine they were measured on."""
 
 import os
 import platform
@@ -13,19 +13,28 @@ from ppma.ops.backends.native import library
 
 Value = str | int | float
 
-# Fixed thresholds keep large temporaries on the heap. With glibc's default, PyTorch's temporaries cost ten times the
-# page faults, which flatters whoever allocates less.
+# Fixed thresholds keep large temporaries on the heap. With glibc's defaults PyTorch's temporaries cost ten times the
+# page faults, which favours code that allocates less.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483648", "MALLOC_TOP_PAD_": "67108864"}
 
 
 @dataclass
 class Report:
-    """A table with a title and remarks."""
+    """A table.
+
+    Attributes:
+        title: heading.
+        columns: column names.
+        rows: one list of values per row.
+        notes: paragraphs below the table.
+        partial: whether measurements are missing.
+    """
 
     title: str
     columns: Sequence[str]
     rows: list[list[Value]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    partial: bool = False
 
     def markdown(self) -> str:
         """The table as Markdown."""
@@ -45,8 +54,8 @@ class Report:
         return "\n".join([f"## {self.title}", "", *table, *(["", *self.notes] if self.notes else [])])
 
     def as_dict(self) -> dict:
-        """For JSON: one dictionary for each row."""
-        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        """The report for JSON, with one dictionary per row."""
+        rows = [dict(zip(self.columns, (None if x != x else x for x in row), strict=True)) for row in self.rows]  # NaN
         return {**asdict(self), "columns": list(self.columns), "rows": rows}
 
 
@@ -57,11 +66,12 @@ def _text(value: Value) -> str:
 
 
 def environment() -> dict[str, Value]:
-    """The machine and the software."""
+    """The machine and the software versions."""
     return {
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "features": " ".join(cpu_features()) or "unknown",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -72,14 +82,24 @@ def environment() -> dict[str, Value]:
 
 
 def native_isa() -> str:
-    """The instruction set of the native kernels, or why there are none."""
+    """The instruction set of the native kernels, or why they are unavailable."""
     return library.unsupported_reason() or str(library.isa())
 
 
+def cpu_features() -> list[str]:
+    """The CPU's vector and matrix extensions, as Linux names them; empty where unknown."""
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()  # x86, Arm
+    return [flag for flag in flags if flag.startswith(("avx", "fma", "amx", "f16c", "asimd", "sve", "bf16", "sme"))]
+
+
 def _cpu_name() -> str:
+    return f"{_cpuinfo('model name') or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _cpuinfo(name: str) -> str:
+    """A field of the first CPU in /proc/cpuinfo, empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.split(":")[0].strip() == name), "")

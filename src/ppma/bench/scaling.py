@@ -1,6 +1,6 @@
-"""How time and memory grow with the number of tokens N: fitted exponents of T ~ N^p."""
+"""Growth of time and memory with the number of tokens N: fitted exponents of T ~ N^p."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -9,9 +9,10 @@ from ppma.bench.report import Report
 from ppma.measure import costs
 from ppma.measure.memory import peak
 from ppma.measure.timing import interleave
+from ppma.progress import track
 
 CHANNELS = 16
-# Operator, sides of the grid to measure, the power that theory gives.
+# Operator -> grid sides to measure, theoretical exponent.
 OPERATORS: dict[str, tuple[Sequence[int], float]] = {
     "polyline_scan": ((256, 512, 1024), 1.0),
     "linear_attention": ((256, 512, 1024), 1.0),
@@ -21,7 +22,7 @@ OPERATORS: dict[str, tuple[Sequence[int], float]] = {
 
 
 def call(operator: str, side: int) -> Callable[[], object]:
-    """One forward pass of an operator on a side x side grid."""
+    """A function that runs an operator on a side x side grid."""
     torch.manual_seed(0)
     log_alpha, log_beta = -torch.rand(2, side, side)
     function = getattr(ppma, operator)
@@ -34,16 +35,17 @@ def call(operator: str, side: int) -> Callable[[], object]:
     return run
 
 
-def suite(*, rounds: int = 5) -> list[Report]:
-    """Time and memory of each operator on growing grids, and the counted multiplications of the mask itself."""
+def suite(*, rounds: int = 5) -> Iterator[Report]:
+    """Measure each operator on growing grids, and count the multiplications of a product with the mask."""
     report = Report(
-        f"growth with N (forward, one head of {CHANNELS} channels)",
+        f"growth with N, forward, one head of {CHANNELS} channels",
         ["operator", "theory", "time exponent", "memory exponent", "sides", "ms", "peak MB"],
     )
     for operator, (sides, theory) in OPERATORS.items():
         timings = interleave({str(s): call(operator, s) for s in sides}, rounds=rounds, label=f"scaling {operator}")
         seconds = [timings.median(str(side)) for side in sides]
-        memory = [peak("ppma.bench.scaling:call", operator, side, warm=False) for side in sides]
+        measured = track(sides, f"scaling {operator}, memory")
+        memory = [peak("ppma.bench.scaling:call", operator, side, warm=False) for side in measured]
         report.rows.append(
             [
                 operator,
@@ -56,4 +58,4 @@ def suite(*, rounds: int = 5) -> list[Report]:
             ]
         )
     report.notes.append("Multiplications of one product with the mask, counted:\n\n" + costs.table())
-    return [report]
+    yield report

@@ -1,16 +1,16 @@
-"""Attention without a mask, by PyTorch: what masked attention is compared with. Decays are taken and not read."""
+"""Baselines: PyTorch attention without a mask. The decays are accepted and ignored."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-    """Plain attention over all tokens of a grid: (B, heads, H, W, channels)."""
+    """Full attention, q, k, v (B, heads, H, W, d)."""
     return F.scaled_dot_product_attention(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)).unflatten(2, v.shape[2:4])
 
 
 def lines_without_mask(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-    """Plain criss-cross attention, columns then rows plus rows then columns."""
+    """Criss-cross attention, columns then rows plus rows then columns; q, k, v (B, heads, H, W, d)."""
 
     def rows(x: Tensor) -> Tensor:
         return _within_rows(q, k, x)

@@ -1,1 +1,1 @@
-"""Labelled images from where they lie: folders, archives, array files, and digits that come with the package."""
+"""Data sets: folders, archives, array files, COCO, ADE20K, and digits embedded in the package."""

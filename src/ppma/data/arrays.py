@@ -1,4 +1,4 @@
-"""Image sets that fit in memory: the embedded digits, and IDX files such as Fashion-MNIST's."""
+"""Data sets in memory: the embedded digits, and IDX files such as Fashion-MNIST's."""
 
 import functools
 import gzip
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ppma.data.source import ArrayImages, ImageSource, Subset, stratified
+from ppma.data.source import SPLIT_SEED, ArrayImages, ImageSource, Subset, stratified
 
 DIGIT_SPLITS = {"train": 0.7, "val": 0.1, "test": 0.2}
-_SPLIT_SEED = 0  # one split for everybody, whatever the seed of a run
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -23,7 +22,7 @@ _IDX_PREFIX = {"train": "train", "val": "t10k", "test": "t10k"}
 
 @functools.cache
 def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
-    """The UCI handwritten digits: images (1797, 8, 8) in 0..255 and labels (1797,). No image occurs twice."""
+    """The UCI handwritten digits: images (1797, 8, 8) uint8 and labels (1797,) int64. No image occurs twice."""
     packed = resources.files("ppma.data").joinpath("files/digits.csv.gz").read_bytes()
     table = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=np.uint8)
     images = np.round(table[:, :64].astype(np.float32) * (255 / 16)).astype(np.uint8)
@@ -31,17 +30,24 @@ def digit_arrays() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits(split: str) -> ImageSource:
-    """One split of the embedded digits: train (1,258 images), val (180) or test (359), classes in equal shares."""
+    """One split of the embedded digits: train (1,258 images), val (180) or test (359), stratified by class.
+
+    Examples:
+        >>> from ppma.data.arrays import digits
+        >>> image, label = digits("val")[0]
+        >>> len(digits("val")), image.size
+        (180, (8, 8))
+    """
     if split not in DIGIT_SPLITS:
         raise ValueError(f"data split: the digits have {', '.join(DIGIT_SPLITS)}, got {split!r}")
     images, labels = digit_arrays()
-    parts = stratified(labels.tolist(), list(DIGIT_SPLITS.values()), _SPLIT_SEED)
+    parts = stratified(labels.tolist(), list(DIGIT_SPLITS.values()), SPLIT_SEED)
     chosen = parts[list(DIGIT_SPLITS).index(split)]
     return Subset(ArrayImages(images, labels, [str(digit) for digit in range(10)]), chosen)
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An IDX file of unsigned bytes, compressed or not."""
+    """Read an IDX file of unsigned bytes, gzipped or not."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, axes = struct.unpack(">HBB", raw[:4])
@@ -54,7 +60,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def idx_images(root: str, split: str, classes: tuple[str, ...]) -> ImageSource:
-    """MNIST-like files in a folder: train-images-idx3-ubyte and so on, with or without .gz."""
+    """Open MNIST-like files in a folder: train-images-idx3-ubyte and so on, with or without .gz."""
     if split not in _IDX_PREFIX:
         raise ValueError(f"data split: expected one of {', '.join(_IDX_PREFIX)}, got {split!r}")
     found = []

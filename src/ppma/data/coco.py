@@ -1,4 +1,4 @@
-"""Images with instances in COCO's layout: `annotations/instances_SPLIT.json`, images in `SPLIT/`."""
+"""Instance annotations in COCO's layout: `annotations/instances_SPLIT.json`, images in `SPLIT/`."""
 
 import warnings
 from collections import Counter
@@ -32,22 +32,22 @@ from ppma.data.coco_file import (
 )
 from ppma.data.decoding import decode
 from ppma.data.errors import BrokenSampleError
-from ppma.data.pixels import image_tensor
+from ppma.data.preprocessing import image_tensor
 
 _NO_OUTLINE, _EMPTY = "instances without an outline", "images without instances"
 
 
 @dataclass(frozen=True)
 class CocoDataConfig:
-    """Where images with instances lie.
+    """A data set in COCO's layout.
 
     Attributes:
-        root: the folder.
-        train_split: of training.
-        val_split: chooses the best weights.
-        classes: names of the categories to use, in this order; None for all, in the order of their ids.
-        mean: of the channels of images in [0, 1], subtracted.
-        std: of the channels, divided by.
+        root: folder of the data set.
+        train_split: split to train on.
+        val_split: split that selects the best weights.
+        classes: names of the categories to use, in this order; None for all of them, ordered by id.
+        mean: channel means of images in [0, 1].
+        std: channel standard deviations of images in [0, 1].
     """
 
     root: str
@@ -60,31 +60,32 @@ class CocoDataConfig:
     def __post_init__(self) -> None:
         named = self.classes
         require(named is None or len(named) == len(set(named)) > 0, "classes", "different names, or null", named)
+        require(min(self.std) > 0, "std", "numbers > 0", self.std)
 
 
 class CocoInstances(Dataset):
-    """One split.
+    """One split of a data set.
 
-    For training, a sample is what `transform` makes of an image and its target: boxes (n, 4), labels (n,) from 1 on,
-    masks (n, H, W). Crowd regions and degenerate instances are left out, and images in which nothing is left.
-    For evaluation, a sample is the image (3, H, W) in [0, 1] and its annotations as the file has them, crowd regions
-    included: what lies in them is neither right nor wrong. Images without any annotation belong to it.
+    A training sample is `transform(image, target)`, where the target has boxes (n, 4), labels (n,) from 1 and masks
+    (n, H, W). Crowd regions and degenerate instances are skipped, as are images without any other instance.
+    An evaluation sample is an image (3, H, W) in [0, 1] and its annotations from the file. They include crowd regions,
+    in which detections are ignored; images without annotations are evaluated too.
 
     Args:
-        data: where it lies.
-        split: which.
-        transform: of image and target; None for evaluation.
+        data: the data set.
+        split: name of the split.
+        transform: transform of image and target for training; None for evaluation.
 
     Attributes:
-        classes: names, in the order of the labels 1, 2, ...
-        left_out: how many were left out, by reason.
+        classes: class names, in the order of the labels 1, 2, ...
+        left_out: number of skipped entries by reason.
     """
 
     def __init__(self, data: CocoDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
         self.source = annotation_file(data.root, split)
         self.folder = Path(data.root) / split
         if not self.folder.is_dir():
-            raise ValueError(f"data.root: expected the images in {self.folder}, found no such folder")
+            raise ValueError(f"data.root: expected images in {self.folder}, found no such folder")
         contents = read_coco(self.source)
         self.images = contents.images
         self.train, self.augment = transform is not None, transform
@@ -93,13 +94,13 @@ class CocoInstances(Dataset):
         self._choose_classes(contents.categories, data.classes)
         self._choose_annotations(contents)
         if self.left_out:
-            warnings.warn(f"{self.source}: left out{self._said()}", stacklevel=2)
+            warnings.warn(f"{self.source}: left out{self._summary()}", stacklevel=2)
 
     def _leave_out(self, reason: str, entry: str, count: int = 1) -> None:
         self.left_out[reason] += count
         self._first.setdefault(reason, entry)
 
-    def _said(self) -> str:
+    def _summary(self) -> str:
         parts = [f"{count} {reason} (first: {self._first[reason]})" for reason, count in self.left_out.items()]
         return ": " + ", ".join(parts) if parts else ""
 
@@ -107,7 +108,7 @@ class CocoInstances(Dataset):
         ids = {name: identity for identity, name in categories.items()}
         unknown = [name for name in wanted or () if name not in ids]
         if unknown:
-            raise ValueError(f"data.classes: {', '.join(unknown)} not among the categories of {self.source}")
+            raise ValueError(f"data.classes: expected categories of {self.source}, got {', '.join(unknown)}")
         self.classes = wanted or tuple(ids)
         self.category_ids = tuple(ids[name] for name in self.classes)
         self.label_of = {category: label for label, category in enumerate(self.category_ids, start=1)}
@@ -132,10 +133,10 @@ class CocoInstances(Dataset):
                 self._leave_out(_EMPTY, empty[0].file_name, len(empty))
         if not any(not one["iscrowd"] for kept in self.kept.values() for one in kept):
             hint = "; Mask R-CNN needs 'segmentation' beside every 'bbox'" if self.left_out[_NO_OUTLINE] else ""
-            raise ValueError(f"{self.source}: expected images with instances, found none{self._said()}{hint}")
+            raise ValueError(f"{self.source}: expected images with instances, found none{self._summary()}{hint}")
 
     def _choose(self, annotation: dict[str, Any], entry: str) -> None:
-        """Keep an annotation, in the fields that are used and with valid values, or note why not."""
+        """Keep the used fields of a valid annotation, or count why it is skipped."""
         image_id, crowd, box, area = (annotation.get(key) for key in ("image_id", "iscrowd", "bbox", "area"))
         if crowd not in (None, 0, 1):
             raise ValueError(f"{self.source}: {entry}: expected 0 or 1 as 'iscrowd', got {shown(crowd)}")
@@ -163,7 +164,7 @@ class CocoInstances(Dataset):
         return None
 
     def _outline(self, outline: Any, image: ImageEntry, entry: str) -> list[Any] | dict[str, Any] | None:
-        """The polygons among its parts, or a run-length code of the image's size; None where there is neither."""
+        """The valid polygons of a segmentation, or its run-length code; None if there is neither."""
         if isinstance(outline, dict):
             if outline.get("size") != [image.height, image.width]:
                 raise ValueError(
@@ -221,7 +222,7 @@ class CocoInstances(Dataset):
         }
 
     def _checked(self, annotation: dict[str, Any], read: Callable[..., Any], *arguments: Any) -> Any:
-        """What `read` makes of an outline, or an error that names the annotation."""
+        """Call `read`; an error names the annotation."""
         try:
             return read(*arguments)
         except ValueError as error:
@@ -229,8 +230,8 @@ class CocoInstances(Dataset):
 
 
 def annotation_file(root: str, split: str) -> Path:
-    """The annotations of a split; a ValueError says where they were looked for."""
+    """The annotation file of a split; raises ValueError if there is none."""
     path = Path(root) / "annotations" / f"instances_{split}.json"
     if not path.is_file():
-        raise ValueError(f"data.root: expected the annotations in {path}, found none")
+        raise ValueError(f"data.root: expected annotations in {path}, found none")
     return path

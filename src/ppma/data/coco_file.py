@@ -1,4 +1,4 @@
-"""Annotation files in COCO's format: read, and checked entry by entry."""
+"""Reading annotation files in COCO's format, with a check of every entry."""
 
 import json
 import math
@@ -9,14 +9,20 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from pycocotools import mask as rle
 
-LEAST_SIDE = 1.0  # pixels of a box; narrower ones are degenerate
-_MOST_BITS = 35  # of one number in a compressed run-length code
+MIN_SIDE = 1.0  # pixels; narrower boxes are degenerate
+_MAX_BITS = 35  # of one number in a compressed run-length code
 
 Id = int | str
 
 
 class ImageEntry(NamedTuple):
-    """An image as the file describes it."""
+    """An entry of `images`.
+
+    Attributes:
+        file_name: path of the image in the folder of the split.
+        width: in pixels.
+        height: in pixels.
+    """
 
     file_name: str
     width: int
@@ -25,13 +31,13 @@ class ImageEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class CocoFile:
-    """What an annotation file holds.
+    """The contents of an annotation file.
 
     Attributes:
-        path: of the file.
-        images: by id, in the order of the ids.
-        categories: names by id, in the order of the ids.
-        annotations: objects, not yet looked into.
+        path: path of the file.
+        images: images by id, sorted by id.
+        categories: class names by id, sorted by id.
+        annotations: annotations, not yet checked.
     """
 
     path: Path
@@ -41,7 +47,7 @@ class CocoFile:
 
 
 def read_coco(path: Path) -> CocoFile:
-    """Read a file; a ValueError names the first entry that is not COCO's format."""
+    """Read a file; a ValueError names the first invalid entry."""
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,21 +80,21 @@ def _categories(contents: dict[str, Any], path: Path) -> dict[Id, str]:
 
 
 def shown(value: Any) -> str:
-    """A value of a JSON file in a message."""
+    """A JSON value for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _came(entry: dict[str, Any], key: str) -> str:
+def _received(entry: dict[str, Any], key: str) -> str:
     return f"got {shown(entry[key])}" if key in entry else "found none"
 
 
 def _entries(contents: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
     entries = contents.get(key)
     if not isinstance(entries, list):
-        raise ValueError(f"{path}: expected a list {key!r}, {_came(contents, key)}")
+        raise ValueError(f"{path}: expected a list {key!r}, {_received(contents, key)}")
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise ValueError(f"{path}: {key}[{number}]: expected an object, got {shown(entry)}")
@@ -96,7 +102,7 @@ def _entries(contents: dict[str, Any], key: str, path: Path) -> list[dict[str, A
 
 
 def is_id(value: Any) -> TypeGuard[Id]:
-    """Whether a value can be an id: a whole number, or text."""
+    """Whether a value is a valid id, an integer or text."""
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
@@ -129,80 +135,83 @@ def _text(entry: dict[str, Any], key: str, where: str) -> str:
 def _side(entry: dict[str, Any], key: str, where: str) -> int:
     value = entry.get(key)
     if not is_number(value) or value < 1 or value != int(value):
-        raise ValueError(f"{where}: expected a whole number of pixels as {key!r}, {_came(entry, key)}")
+        raise ValueError(f"{where}: expected a whole number of pixels as {key!r}, {_received(entry, key)}")
     return int(value)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number of a size that coordinates can have."""
+    """Whether a value is a finite number small enough for a coordinate."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9  # false for NaN
 
 
 def is_box(box: Any) -> TypeGuard[list[float]]:
-    """Whether it is four numbers."""
+    """Whether a value is a list of four numbers."""
     return isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
 
 
 def clipped_box(box: list[float], image: ImageEntry) -> list[float] | None:
-    """Left, top, right, bottom inside the image of left, top, width, height; None if nothing worth a box is left."""
+    """Clip (left, top, width, height) to the image; returns left, top, right, bottom, or None if degenerate."""
     left, top, width, height = map(float, box)
     clipped = [max(left, 0.0), max(top, 0.0), min(left + width, image.width), min(top + height, image.height)]
-    wide = clipped[2] - clipped[0] >= LEAST_SIDE and clipped[3] - clipped[1] >= LEAST_SIDE
+    wide = clipped[2] - clipped[0] >= MIN_SIDE and clipped[3] - clipped[1] >= MIN_SIDE
     return clipped if wide else None
 
 
 def is_polygon(polygon: Any, image: ImageEntry) -> bool:
-    """Whether it is three points or more, none further from the image than the image is large.
+    """Whether a value is a polygon of at least three points, none further from the image than the image is long.
 
-    pycocotools walks along every pixel of an edge: one of 1e8 pixels takes it a minute, and NaN all memory.
+    pycocotools visits every pixel of an edge: an edge of 1e8 pixels takes a minute, and NaN fills the memory.
     """
     if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
         return False
     if not set(map(type, polygon)) <= {int, float}:
         return False
     side = max(image.width, image.height)
-    # Minimum and maximum pass over NaN, the sum does not.
+    # NaN does not show in minimum and maximum, but in the sum.
     return -side <= min(polygon) and max(polygon) <= 2 * side and math.isfinite(sum(polygon))
 
 
 def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
-    """Polygons or a run-length code as (height, width), uint8 of 0 and 1; a ValueError says what is wrong with a code.
+    """Rasterise polygons or decode a run-length code to (height, width), uint8 of 0 and 1.
 
-    Run-length codes are decoded here: pycocotools computes areas and overlaps of damaged ones without complaint.
+    Run-length codes are decoded here, because pycocotools accepts damaged ones.
+
+    Raises:
+        ValueError: the run-length code is damaged.
     """
     if isinstance(outline, list):
         return rle.decode(rle.merge(rle.frPyObjects(outline, height, width)))
     runs = run_lengths(outline.get("counts"), height * width)
-    values = np.arange(len(runs), dtype=np.uint8) % 2  # outside and inside take turns
+    values = np.arange(len(runs), dtype=np.uint8) % 2  # background and mask alternate
     return np.repeat(values, runs).reshape((height, width), order="F")
 
 
 def run_lengths(counts: Any, pixels: int) -> list[int]:
-    """The lengths of the runs in a code for so many pixels, from a list or from COCO's compressed text."""
+    """The run lengths of a code for an image of `pixels` pixels, from a list or from COCO's compressed text."""
     runs = _uncompressed(counts) if isinstance(counts, str) else counts
     if not isinstance(runs, list) or not all(is_number(run) and run >= 0 and run == int(run) for run in runs):
-        raise ValueError("expected run lengths, a list of whole numbers or text")
+        raise ValueError("expected run lengths as a list of integers or as text")
     if sum(runs) != pixels:
-        raise ValueError(f"run lengths of {sum(runs)} pixels, expected {pixels}")
+        raise ValueError(f"expected run lengths of {pixels} pixels, got {sum(runs)}")
     return [int(run) for run in runs]
 
 
 def _uncompressed(text: str) -> list[int]:
-    """Numbers of five bits a character, least first; from the fourth on as differences to the one before the last."""
+    """Decode COCO's text: five bits a character, low bits first; run i > 2 is stored as its difference to run i - 2."""
     runs: list[int] = []
     value = bits = 0
     for character in text:
         code = ord(character) - 48
-        if not 0 <= code < 64 or bits >= _MOST_BITS:
-            raise ValueError(f"damaged run lengths at {character!r}")
+        if not 0 <= code < 64 or bits >= _MAX_BITS:
+            raise ValueError(f"expected run lengths, got a damaged code at {character!r}")
         value |= (code & 31) << bits
         bits += 5
-        if code & 32:  # the number goes on
+        if code & 32:  # more bits follow
             continue
         if code & 16:
             value -= 1 << bits
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = bits = 0
     if bits:
-        raise ValueError("run lengths are cut short")
+        raise ValueError("expected complete run lengths, got a truncated code")
     return runs

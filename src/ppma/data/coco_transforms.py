@@ -1,4 +1,4 @@
-"""Augmentation of images with instances, by torchvision's transforms."""
+"""Augmentation of images, boxes and masks with torchvision's transforms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,21 @@ from torchvision.transforms import v2
 
 from ppma.config import require
 
+MAX_SIDE = 16384  # pixels of a scaled image
+
 
 @dataclass(frozen=True)
 class CocoAugmentConfig:
-    """Random changes of training images.
+    """Augmentation of training images.
 
     Attributes:
-        short_sides: the shorter side is scaled to one of these,
-        long_side: or less, so that the longer side has at most this.
-        hflip: probability of mirroring.
-        crop_short_sides: half of the images are first scaled to one of these shorter sides and cropped; none if empty.
-        crop_sides: least and greatest height and width of that crop.
+        short_sides: target lengths of the shorter side; one is drawn for each image.
+        long_side: maximum length of the longer side, before a crop and after it; an image that would exceed it is
+            scaled to it instead.
+        hflip: probability of a horizontal flip.
+        crop_short_sides: if not empty, half of the images are first scaled to a shorter side drawn from these and
+            cropped.
+        crop_sides: minimum and maximum height and width of that crop.
     """
 
     short_sides: tuple[int, ...] = (800,)
@@ -30,11 +34,13 @@ class CocoAugmentConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.hflip <= 1, "hflip", "a probability", self.hflip)
-        require(min(self.short_sides, default=0) >= 1, "short_sides", "numbers >= 1", self.short_sides)
-        require(self.long_side >= max(self.short_sides), "long_side", "at least the short sides", self.long_side)
-        require(min(self.crop_short_sides, default=1) >= 1, "crop_short_sides", "numbers >= 1", self.crop_short_sides)
+        require(min(self.short_sides, default=0) >= 1, "short_sides", "one or more numbers >= 1", self.short_sides)
+        limits = f"at least the short sides and at most {MAX_SIDE}"
+        require(max(self.short_sides) <= self.long_side <= MAX_SIDE, "long_side", limits, self.long_side)
+        valid = all(1 <= side <= MAX_SIDE for side in self.crop_short_sides)
+        require(valid, "crop_short_sides", f"numbers from 1 to {MAX_SIDE}", self.crop_short_sides)
         low, high = self.crop_sides
-        require(1 <= low <= high, "crop_sides", "two ascending numbers >= 1", self.crop_sides)
+        require(1 <= low <= high <= MAX_SIDE, "crop_sides", f"two ascending numbers, 1 to {MAX_SIDE}", self.crop_sides)
 
 
 class RandomSizeCrop(v2.Transform):
@@ -56,15 +62,15 @@ class RandomSizeCrop(v2.Transform):
 
 
 def _between(low: int, high: int) -> int:
-    """A random whole number, both ends included, from torch's generator."""
+    """A random integer in [low, high] from torch's generator."""
     return int(torch.randint(low, high + 1, ()))
 
 
 def train_transform(augment: CocoAugmentConfig) -> Callable[..., Any]:
-    """Image (3, H, W) uint8 and target to an image in [0, 1] and the target of what is left in it."""
+    """The transform of an image (3, H, W), uint8, and its target; the result is float32 in [0, 1]."""
     scale: v2.Transform = v2.RandomShortestSize(list(augment.short_sides), augment.long_side)
     if augment.crop_short_sides:
-        first = v2.RandomShortestSize(list(augment.crop_short_sides))
+        first = v2.RandomShortestSize(list(augment.crop_short_sides), augment.long_side)
         scale = v2.RandomChoice([scale, v2.Compose([first, RandomSizeCrop(augment.crop_sides), scale])])
     return v2.Compose(
         [

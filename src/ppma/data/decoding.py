@@ -1,4 +1,4 @@
-"""Image files as upright RGB images and as label maps: the one place where pixels are read."""
+"""Decoding of image files into upright RGB images and label maps."""
 
 import contextlib
 import functools
@@ -13,16 +13,16 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from ppma.data.errors import BrokenSampleError, LabelFormatError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
-MAX_RATIO = 100  # of the sides: scaled to fit a model, a longer image would have no width left, or be enormous
+MAX_RATIO = 100  # of the sides: resized for a model, a longer image would vanish in one direction or be enormous
 
 _LARGEST_INTEGER = 65535
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _INDEX_MODES = ("1", "L", "P", "I", *_SIXTEEN_BITS)
 _LOSSY = ("JPEG", "MPO", "JPEG2000")
-_STRETCHED = {"L;2": 85, "L;4": 17}  # how Pillow multiplies grey values of 2 and 4 bits to fill 0 to 255
+_STRETCHED = {"L;2": 85, "L;4": 17}  # Pillow scales 2- and 4-bit grey values to 0..255 by these factors
 
-# EXIF's orientations 2 to 8, and how each becomes upright.
-_TURNS = {
+# The transpositions that make EXIF orientations 2 to 8 upright.
+_UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -31,25 +31,35 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_FIRST_SIDEWAYS = 5  # from this orientation on, width and height change places
+_FIRST_SIDEWAYS = 5  # orientations from this one on swap width and height
 
 
 Report = Callable[[str], None]
 
 
 def decode(file: str | Path | BinaryIO, name: str, *, frame: tuple[int, int] | None = None) -> Image.Image:
-    """The whole image in RGB, upright as EXIF says.
+    """Decode an image to RGB, upright according to EXIF.
 
-    16-bit values are divided by 65535; floating-point values must lie in [0, 1]. Transparent pixels are laid on white.
+    16-bit values are divided by 65535; floating-point values must be in [0, 1]. Transparent images are composited on
+    white.
 
     Args:
-        file: a path, or a file opened for reading bytes.
-        name: names the file in messages.
-        frame: (width, height) that annotations were made for. Where only the stored, unrotated image has this size, it
-            is left unrotated.
+        file: a path, or a file opened in binary mode.
+        name: name of the file in messages.
+        frame: (width, height) of the annotations. If only the stored, unrotated image has this size, it is not
+            rotated.
 
     Raises:
         BrokenSampleError: the file cannot be read as an image.
+
+    Examples:
+        >>> import io
+        >>> from PIL import Image
+        >>> from ppma.data.decoding import decode
+        >>> file = io.BytesIO()
+        >>> Image.new("L", (4, 3)).save(file, "PNG")
+        >>> decode(file, "grey.png").mode
+        'RGB'
     """
     with _opened(file, name) as image:
         if max(image.size) > MAX_RATIO * min(image.size):
@@ -60,15 +70,15 @@ def decode(file: str | Path | BinaryIO, name: str, *, frame: tuple[int, int] | N
         stored, orientation = image.size, _orientation(image)
         upright = stored[::-1] if orientation >= _FIRST_SIDEWAYS else stored
         rgb = _to_rgb(image)
-        return rgb if frame == stored != upright else _turned(rgb, orientation)
+        return rgb if frame == stored != upright else _to_upright(rgb, orientation)
 
 
 def decode_labels(path: Path) -> np.ndarray:
-    """The values of a label map, (H, W), integers as the file has them; indices where it has a palette.
+    """Decode the integers of a label map, (H, W): the stored values, or palette indices.
 
     Raises:
         BrokenSampleError: the file cannot be read as an image.
-        LabelFormatError: it can, but has no single whole number for each pixel.
+        LabelFormatError: the file does not hold one integer for each pixel.
     """
     with _opened(path, str(path)) as image:
         if image.format in _LOSSY:
@@ -79,21 +89,21 @@ def decode_labels(path: Path) -> np.ndarray:
             )
         stretched = _STRETCHED.get(_raw_mode(image), 1)
         image.load()
-        return np.asarray(_turned(image, _orientation(image))) // stretched
+        return np.asarray(_to_upright(image, _orientation(image))) // stretched
 
 
 def image_size(path: Path, frame: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) of what `decode` gives for the same frame, mostly from the file's header alone."""
+    """The (width, height) of what `decode` returns for the same frame, read from the file's header."""
     with _opened(path, str(path)) as image:
         sideways = image.size != frame and _orientation(image) >= _FIRST_SIDEWAYS
         return image.size[::-1] if sideways else image.size
 
 
 def image_files(images: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """The files that a user names, a folder standing for the images in it.
+    """Expand folders to the images in them.
 
     Returns:
-        Paths, which need not exist, and a line about each folder without images.
+        The paths, which need not exist, and a message for each folder without images.
     """
     paths: list[Path] = []
     problems: list[str] = []
@@ -120,13 +130,13 @@ def image_files(images: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
 def read_images(
     paths: Sequence[Path], problems: Sequence[str] = (), report: Report | None = None
 ) -> Iterator[tuple[Path, Image.Image]]:
-    """Each image that can be read.
+    """Yield each readable image with its path.
 
     Args:
-        paths: of the files.
-        problems: lines about what else was named, from `image_files`.
-        report: takes a line about each file that cannot be read, and each of `problems`; None to raise a
-            BrokenSampleError.
+        paths: the files.
+        problems: messages of `image_files`.
+        report: called with each of `problems` and a message for each unreadable file; None raises a
+            BrokenSampleError instead.
     """
 
     def tell(problem: str) -> None:
@@ -148,13 +158,13 @@ def read_images(
 @contextlib.contextmanager
 def _opened(file: str | Path | BinaryIO, name: str) -> Iterator[Image.Image]:
     try:
-        if isinstance(file, str | Path) and not os.path.isfile(file):  # a pipe would be waited for
+        if isinstance(file, str | Path) and not os.path.isfile(file):  # opening a pipe would block
             raise BrokenSampleError(f"{name}: {_missing(file)}")
         with Image.open(file, formats=_formats()) as image:
             yield image
     except BrokenSampleError:
         raise
-    except Exception as error:  # Pillow's decoders raise whatever the damaged bytes made them do
+    except Exception as error:  # Pillow's decoders raise nearly anything for damaged files
         raise BrokenSampleError(f"{name}: {_reason(error)}") from None
 
 
@@ -162,14 +172,14 @@ def _missing(path: str | Path) -> str:
     if os.path.isdir(path):
         return "expected an image, found a folder"
     if os.path.exists(path):
-        return "expected an image, found no regular file"
+        return "expected an image, found something other than a regular file"
     if os.path.islink(path):
         return f"a link to {os.readlink(path)}, which does not exist"
     return "no such file"
 
 
 def _reason(error: Exception) -> str:
-    """One line, without the path, which the message names already."""
+    """One line without the path, which the message already has."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image, or damaged at its beginning"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -178,22 +188,22 @@ def _reason(error: Exception) -> str:
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """All that Pillow reads but EPS, for which it would run Ghostscript on the file."""
+    """All formats of Pillow except EPS, for which it would run Ghostscript."""
     Image.init()
     return tuple(name for name in Image.ID if name != "EPS")
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 (upright) to 8; a damaged EXIF block says nothing."""
+    """The EXIF orientation, 1 (upright) to 8; 1 if the EXIF block is damaged."""
     try:
         found = image.getexif().get(ExifTags.Base.Orientation)
-        return found if found in _TURNS else 1
+        return found if found in _UPRIGHT else 1
     except Exception:  # as in `_opened`
         return 1
 
 
-def _turned(image: Image.Image, orientation: int) -> Image.Image:
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+def _to_upright(image: Image.Image, orientation: int) -> Image.Image:
+    return image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -206,7 +216,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Grey values of 16 bits or in [0, 1] as 0 to 255; `convert` would clip them."""
+    """Scale 16-bit grey values, or floats in [0, 1], to 0..255; `convert` would clip them."""
     values = np.asarray(image)
     largest = 1 if image.mode == "F" else _LARGEST_INTEGER
     least, most = values.min(), values.max()
@@ -216,6 +226,6 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _raw_mode(image: Image.Image) -> Any:
-    """How pixels are laid out in the file, as Pillow calls it."""
+    """Pillow's name for the pixel layout in the file."""
     arguments = image.tile[0][3] if getattr(image, "tile", None) else None  # type: ignore[attr-defined]
     return arguments[0] if isinstance(arguments, tuple) and arguments else arguments

@@ -1,7 +1,9 @@
-"""Which images a run reads and how they become tensors."""
+"""The images of a classification run, and their transforms."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,33 +14,36 @@ from ppma.config import require
 from ppma.data import arrays, readers
 from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
-from ppma.data.source import ImageSource, Subset, stratified
+from ppma.data.source import SPLIT_SEED, ImageSource, Subset, stratified
 
 
 @dataclass(frozen=True)
 class ImageDataConfig:
-    """Where images lie and how they are prepared.
+    """A data set of labelled images and its preprocessing.
 
     Attributes:
-        name: of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files), "tar"
-            (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory:
-            "torch/cifar10", "hfds/owner/name".
-        root: where the data lie.
-        train_split: of training.
-        val_split: chooses the best weights.
-        test_split: measured once with them, None for none.
-        train_fraction: share of the training images of each class that is used.
-        image_size: side of the square that the model sees.
-        interpolation: of resizing.
-        mean: of the channels, subtracted.
-        std: of the channels, divided by.
-        crop_pct: share of the resized image's side that the centre crop of evaluation keeps.
+        name: a name of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files),
+            "tar" (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory, such
+            as "torch/cifar10" or "hfds/owner/name".
+        root: location of the data.
+        train_split: training split.
+        val_split: validation split, which selects the best weights.
+        val_fraction: fraction of the training images of each class that a "folder" without validation images uses as
+            validation split. The same images at every seed.
+        test_split: split on which the best weights are evaluated once; None for none.
+        train_fraction: fraction of the training images of each class to use.
+        image_size: side of the model's square input, in pixels.
+        interpolation: resampling filter.
+        mean: subtracted from each channel.
+        std: each channel is divided by it.
+        crop_pct: fraction of the resized image's side that the centre crop of evaluation keeps.
     """
 
     name: str = "folder"
     root: str | None = None
     train_split: str = "train"
     val_split: str = "val"
+    val_fraction: float = 0.1
     test_split: str | None = None
     train_fraction: float = 1.0
     image_size: int = 224
@@ -49,29 +54,30 @@ class ImageDataConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.train_fraction <= 1, "train_fraction", "a number in (0, 1]", self.train_fraction)
+        require(0 < self.val_fraction < 1, "val_fraction", "a number in (0, 1)", self.val_fraction)
         require(0 < self.crop_pct <= 1, "crop_pct", "a number in (0, 1]", self.crop_pct)
         require(self.image_size >= 8, "image_size", "at least 8", self.image_size)
         require(min(self.std) > 0, "std", "numbers > 0", self.std)
         needs_root = self.name not in ("digits",) and not self.name.startswith("hfds/")
-        require(self.root is not None or not needs_root, "root", f"the place of the {self.name!r} data", self.root)
+        require(self.root is not None or not needs_root, "root", f"the location of the {self.name!r} data", self.root)
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Random changes of training images, by timm.
+    """Data augmentation of training images, by timm.
 
     Attributes:
-        scale: area of the random crop, as share of the image.
-        ratio: its aspect ratio.
-        hflip: probability of mirroring.
-        color_jitter: strength; timm leaves it out where `auto_augment` is on.
+        scale: range of the random crop's area, as a fraction of the image.
+        ratio: range of the random crop's aspect ratio.
+        hflip: probability of a horizontal flip.
+        color_jitter: strength of colour jitter; timm ignores it when `auto_augment` is set.
         auto_augment: a policy in timm's notation, such as rand-m9-mstd0.5-inc1.
         erasing: probability of random erasing.
-        erasing_mode: what is put there: noise for each pixel, one random colour, or zero.
-        mixup: alpha of Mixup, 0 for none.
-        cutmix: alpha of CutMix, 0 for none.
+        erasing_mode: fill of the erased area: noise for each pixel, one random colour, or zero.
+        mixup: alpha of Mixup; 0 for none.
+        cutmix: alpha of CutMix; 0 for none.
         mix_prob: probability that a batch is mixed.
-        mix_switch: probability of CutMix where both are on.
+        mix_switch: probability of CutMix when both are on.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -92,9 +98,10 @@ class AugmentConfig:
         for key in ("scale", "ratio"):
             low, high = getattr(self, key)
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
+        require(self.scale[1] <= 1, "scale", "fractions of the image's area, at most 1", self.scale)
 
 
-# Data sets by name: functions of the root and the split.
+# Data sets by name: functions of root and split.
 SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
     "digits": lambda root, split: arrays.digits(split),
     "fashion_mnist": lambda root, split: arrays.idx_images(root, split, arrays.FASHION_CLASSES),
@@ -105,23 +112,59 @@ SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
 
 
 def open_images(data: ImageDataConfig, split: str) -> ImageSource:
-    """The images of one split; a ValueError says what is missing where."""
+    """Open the images of one split.
+
+    Raises:
+        ValueError: the data are missing or malformed.
+
+    Examples:
+        >>> from ppma.data.images import ImageDataConfig, open_images
+        >>> len(open_images(ImageDataConfig(name="digits"), "test"))
+        359
+    """
+    if data.name == "folder" and _needs_split(data, split):
+        return _split_folder(data, split)
     if data.name in SOURCES:
         return SOURCES[data.name](data.root or "", split)
     return readers.timm_images(data.name, data.root, split)
 
 
+def _needs_split(data: ImageDataConfig, split: str) -> bool:
+    """Whether to take this split from a folder of training images that has no validation folder beside it."""
+    root = data.root or ""
+    if split not in (data.train_split, data.val_split) or readers.find_split(root, data.val_split):
+        return False
+    only_classes = Path(root).is_dir() and not readers.find_split(root, data.test_split or "test")
+    return only_classes or readers.find_split(root, data.train_split) is not None
+
+
+def _split_folder(data: ImageDataConfig, split: str) -> ImageSource:
+    """The training or validation part of a folder of training images, or of one with class folders alone."""
+    root, train_split = data.root or "", data.train_split
+    images = readers.folder_images(root, train_split if readers.find_split(root, train_split) else None)
+    parts = stratified(images.labels(), [1 - data.val_fraction, data.val_fraction], SPLIT_SEED)
+    if not parts[1]:
+        raise ValueError(f"data.val_fraction: {data.val_fraction:g} of {len(images)} images leaves none to validate on")
+    if split == data.val_split:
+        warnings.warn(
+            f"data.root: no folder {data.val_split!r} in {root}: validating on {len(parts[1])} of {len(images)} "
+            f"training images, a stratified split of {data.val_fraction:.0%} with seed {SPLIT_SEED}",
+            stacklevel=3,
+        )
+    return Subset(images, parts[split == data.val_split])
+
+
 def open_training_images(data: ImageDataConfig) -> ImageSource:
-    """The training split, or the configured share of it."""
+    """Open the training split, or the configured fraction of it."""
     source = open_images(data, data.train_split)
     if data.train_fraction == 1:
         return source
-    (chosen,) = stratified(source.labels(), [data.train_fraction], seed=0)
+    (chosen,) = stratified(source.labels(), [data.train_fraction], SPLIT_SEED)
     return Subset(source, chosen)
 
 
 def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
-    """Random crop, flip, colour, erasing; to a normalised (3, image_size, image_size) tensor."""
+    """The training transform, from an image to a normalised (3, image_size, image_size) tensor."""
     return create_transform(
         data.image_size,
         is_training=True,
@@ -139,7 +182,7 @@ def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
 
 
 class TransformedImages(Dataset):
-    """Images as tensors, with their labels."""
+    """The (transformed image, label) pairs of a source."""
 
     def __init__(self, source: ImageSource, transform: Transform) -> None:
         self.source, self.transform = source, transform

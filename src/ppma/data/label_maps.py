@@ -1,4 +1,4 @@
-"""What the values in label maps mean, checked on every map and, before a run, on a sample of them."""
+"""What the values of label maps mean, checked for every map that is read and, before a run, for a sample."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 
 from ppma.data.errors import BrokenSampleError, LabelFormatError
 
-IGNORED = 255  # the label of pixels without a class, whatever the files say
-LARGEST_VALUE = 65535  # of 16 bits
+IGNORED = 255  # label of pixels without a class, whichever value the files use
+LARGEST_VALUE = 65535  # 16 bits
 SHOWN_CLASSES = 30
 
 Convention = Literal["ade20k", "plain"]
@@ -18,17 +18,19 @@ Convention = Literal["ade20k", "plain"]
 
 @dataclass(frozen=True)
 class LabelFormat:
-    """How the values of label maps become classes.
+    """How the values of label maps become labels.
 
     Attributes:
         convention: "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k.
-        ignore_index: a value that is ignored; None for 255 with "plain", and for no other than 0 with "ade20k".
-        classes: names.
+        ignore_index: ignored value. None: 255 with "plain", only 0 with "ade20k".
+        classes: names of the classes.
+        hint: what to check when a value is out of range.
     """
 
     convention: Convention
     ignore_index: int | None
     classes: tuple[str, ...]
+    hint: str
 
     @property
     def offset(self) -> int:
@@ -37,18 +39,21 @@ class LabelFormat:
 
     @property
     def ignored(self) -> tuple[int, ...]:
-        """Values that stand for no class."""
+        """The values of pixels without a class."""
         default = 0 if self.convention == "ade20k" else IGNORED
         if self.ignore_index is None:
             return (default,)
         return tuple(sorted({0, self.ignore_index})) if self.convention == "ade20k" else (self.ignore_index,)
 
     def to_labels(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Values of a file (H, W) to classes from 0 on and `IGNORED`: (H, W), int64.
+        """Convert the values of a label map to labels.
 
         Args:
-            values: as the file has them.
+            values: (H, W), integers.
             name: of the file, for messages.
+
+        Returns:
+            (H, W), int64: classes from 0, and `IGNORED`.
         """
         wrong = [int(value) for value in (values.min(), values.max()) if not 0 <= value <= LARGEST_VALUE]
         if not wrong:
@@ -56,13 +61,11 @@ class LabelFormat:
             if labels.min() >= 0:
                 return labels
             wrong = [int(values[labels < 0].max())]
-        raise LabelFormatError(
-            f"{name}: label {wrong[-1]} out of range, expected {self}; see data.labels and data.ignore_index"
-        )
+        raise LabelFormatError(f"{name}: label {wrong[-1]} out of range, expected {self}; {self.hint}")
 
     @functools.cached_property
     def _table(self) -> np.ndarray:
-        """The label of every value that a file can have, -1 where it has no meaning."""
+        """The label of every value, -1 for values out of range."""
         table = np.full(LARGEST_VALUE + 1, -1, np.int64)
         table[self.offset : self.offset + len(self.classes)] = np.arange(len(self.classes))
         table[list(self.ignored)] = IGNORED
@@ -79,11 +82,11 @@ class LabelCounts:
     """Pixels of each class in a sample of label maps.
 
     Attributes:
-        format: what the values mean.
-        pixels: for each class.
-        ignored: pixels without a class.
-        maps: how many were counted,
-        of: of how many.
+        format: how the maps were read.
+        pixels: number of pixels of each class.
+        ignored: number of pixels without a class.
+        maps: number of label maps in the sample.
+        of: number of label maps in the split.
     """
 
     format: LabelFormat
@@ -93,7 +96,7 @@ class LabelCounts:
     of: int
 
     def lines(self, title: str) -> list[str]:
-        """A histogram to print, most frequent classes first."""
+        """The histogram as text, most frequent classes first."""
         total = max(1, sum(self.pixels) + self.ignored)
         rows = sorted(zip(self.pixels, self.format.classes, strict=True), key=lambda row: -row[0])
         present = [row for row in rows if row[0]]
@@ -117,13 +120,13 @@ def _row(pixels: int, total: int, name: str) -> str:
 def count_labels(
     read: Callable[[int], np.ndarray], indices: Iterable[int], format: LabelFormat, of: int
 ) -> LabelCounts:
-    """Count the classes in some label maps. Unreadable ones are left to the run, which counts and skips them.
+    """Count the classes in a sample of label maps. Unreadable maps are left to the run, which skips and counts them.
 
     Args:
-        read: the labels of one map, as `LabelFormat.to_labels` gives them.
-        indices: of the maps.
-        format: what their values mean.
-        of: how many maps there are.
+        read: returns the labels of the map with an index, see `LabelFormat.to_labels`.
+        indices: the sample.
+        format: how the maps are read.
+        of: number of label maps in the split.
 
     Raises:
         ValueError: a map contradicts the format, or none can be read.
@@ -145,5 +148,5 @@ def count_labels(
 
 
 def spread(count: int, most: int) -> Sequence[int]:
-    """At most `most` indices below `count`, evenly spread."""
+    """At most `most` evenly spread indices below `count`."""
     return range(count) if count <= most else [index * count // most for index in range(most)]

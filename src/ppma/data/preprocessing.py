@@ -1,4 +1,4 @@
-"""How a classifier wants its images."""
+"""From images to tensors."""
 
 import dataclasses
 import math
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from timm.data import create_transform
+from torchvision.transforms.v2.functional import pil_to_tensor, to_dtype
 
 from ppma.config import require
 
@@ -18,14 +19,21 @@ _LARGEST_IMAGE = 16384
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From an image to the tensor that a model sees.
+    """The preprocessing of a classifier: resize, centre crop, normalise.
 
     Attributes:
-        image_size: side of the square.
-        interpolation: of resizing.
-        mean: of the channels, subtracted.
-        std: of the channels, divided by.
-        crop_pct: share of the resized image's side that the centre crop keeps.
+        image_size: side of the square input, in pixels.
+        interpolation: resampling filter.
+        mean: subtracted from each channel.
+        std: each channel is divided by it.
+        crop_pct: fraction of the resized image's side that the centre crop keeps.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from ppma.data.preprocessing import Preprocessing
+        >>> preprocessing = Preprocessing(32, "bilinear", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop_pct=0.9)
+        >>> preprocessing.transform()(Image.new("RGB", (64, 48))).shape
+        torch.Size([3, 32, 32])
     """
 
     image_size: int
@@ -42,12 +50,12 @@ class Preprocessing:
 
     @classmethod
     def from_config(cls, data: object) -> "Preprocessing":
-        """The preprocessing of a configuration that has these fields among others, such as `ImageDataConfig`."""
+        """Take these fields from a configuration that has more, such as `ImageDataConfig`."""
         return cls(**{field.name: getattr(data, field.name) for field in dataclasses.fields(cls)})
 
     @classmethod
     def from_timm(cls, pretrained_cfg: Mapping[str, Any]) -> "Preprocessing":
-        """The preprocessing that a timm model's `pretrained_cfg` describes."""
+        """Take the preprocessing from a timm model's `pretrained_cfg`."""
         return cls(
             image_size=pretrained_cfg["input_size"][-1],
             interpolation=pretrained_cfg["interpolation"],
@@ -57,7 +65,7 @@ class Preprocessing:
         )
 
     def transform(self) -> Transform:
-        """Resize, centre crop; to a normalised (3, image_size, image_size) tensor."""
+        """The transform from an image to a normalised (3, image_size, image_size) tensor."""
         return create_transform(
             self.image_size,
             is_training=False,
@@ -66,3 +74,8 @@ class Preprocessing:
             mean=self.mean,
             std=self.std,
         )
+
+
+def image_tensor(image: Image.Image) -> torch.Tensor:
+    """Convert an RGB image to a (3, H, W) float32 tensor in [0, 1], for models that resize images themselves."""
+    return to_dtype(pil_to_tensor(image), torch.float32, scale=True)

@@ -1,4 +1,4 @@
-"""Folders of images, Hugging Face and torchvision data sets through timm's dataset factory."""
+"""Image folders, and Hugging Face and torchvision data sets, through timm's dataset factory."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from ppma.data.source import ArrayImages, ImageSource
 
 
 class ReaderImages(ImageSource):
-    """Images of one of timm's readers, decoded here so that a broken one is named.
+    """Images of one of timm's readers, decoded by `ppma.data.decoding.decode`, which names broken files.
 
     Args:
-        reader: gives an open file and a label by index.
-        root: where it reads, named in messages.
+        reader: returns an open file and a label by index.
+        root: where it reads, for messages.
     """
 
     def __init__(self, reader: Any, root: str) -> None:
@@ -34,7 +34,7 @@ class ReaderImages(ImageSource):
         name = str(Path(self.root) / self.reader.filename(index))
         try:
             file, label, *_ = self.reader[index]
-        except OSError as error:  # a link to nothing, or no permission to read
+        except OSError as error:  # a dangling link, or no permission
             raise BrokenSampleError(f"{name}: {error.strerror or error}") from None
         with file:
             return decode(file, name), int(label)
@@ -47,7 +47,7 @@ class ReaderImages(ImageSource):
 
 
 def check_class_folders(folder: Path) -> None:
-    """Every class folder must hold an image: an empty one would shift the labels of all that follow."""
+    """Raise unless every class folder holds an image: an empty one would shift the labels of those that follow."""
     folders = [child for child in sorted(folder.iterdir()) if child.is_dir()]
     if not folders:
         raise ValueError(f"data.root: expected one folder for each class in {folder}, found no folders")
@@ -62,7 +62,7 @@ def _is_image(path: Path) -> bool:
 
 
 def check_class_names(folder: Path, files: Iterable[str]) -> None:
-    """A class is the name of the folder around an image, so no two may share one, and none may lack one."""
+    """Raise unless every image is in a class folder and no two class folders have the same name."""
     named: dict[str, str] = {}
     for parent in sorted({os.path.dirname(file) for file in files}):
         if Path(parent) == folder:
@@ -73,20 +73,19 @@ def check_class_names(folder: Path, files: Iterable[str]) -> None:
         named[name] = parent
 
 
-def split_folder(root: str, split: str) -> Path:
-    """`root/split`; "val" is also found as "validation" and the like, as timm does."""
+def find_split(root: str, split: str) -> Path | None:
+    """The folder `root/split`, if any; like timm, also finds "val" as "valid" or "validation", and so on."""
     synonyms = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
-    for name in synonyms.get(split, (split,)):
-        if (Path(root) / name).is_dir():
-            return Path(root) / name
-    raise ValueError(f"data.root: expected a folder {split!r} with one folder for each class in {root}, found none")
+    return next((Path(root) / name for name in synonyms.get(split, (split,)) if (Path(root) / name).is_dir()), None)
 
 
 def folder_images(root: str, split: str | None) -> ImageSource:
-    """A folder with one folder for each class, or `split` inside it."""
+    """Open a folder that has one folder for each class, or `split` inside it."""
     if not Path(root).is_dir():
         raise ValueError(f"data.root: expected a folder, found none at {root}")
-    folder = Path(root) if split is None else split_folder(root, split)
+    folder = Path(root) if split is None else find_split(root, split)
+    if folder is None:
+        raise ValueError(f"data.root: expected a folder {split!r} with one folder for each class in {root}, found none")
     try:
         check_class_folders(folder)
     except OSError as error:
@@ -98,10 +97,10 @@ def folder_images(root: str, split: str | None) -> ImageSource:
 
 
 def timm_images(name: str, root: str | None, split: str) -> ImageSource:
-    """A data set that timm's factory knows: "tar", "torch/cifar10", "hfds/owner/name", ..."""
+    """Open a data set of timm's factory: "torch/cifar10", "hfds/owner/name", ..."""
     if name.split("/")[0] in ("wds", "tfds", "hfids"):
         raise ValueError(
-            f"data.name: {name!r} is a stream, which cannot be resumed exactly nor evaluated without repeats; "
+            f"data.name: {name!r} is a stream, which cannot be resumed exactly or evaluated without repeats; "
             'use "webdataset" for local shards, "hfds/..." for Hugging Face data sets'
         )
     return _from_timm(name, root, split)

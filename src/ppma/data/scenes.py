@@ -1,7 +1,7 @@
-"""Scenes of handwritten digits: several on a textured ground, scaled, turned and overlapping, with their labels.
+"""Synthetic scenes: handwritten digits, scaled, rotated and overlapping on a textured background, with labels.
 
-A scene follows from (seed, split, index) alone. Training scenes show digits of the training part of the embedded set,
-validation scenes those of its test part, so that a held-out scene has no digit that was learned from.
+A scene is a function of (seed, split, index). Training scenes use the training split of the embedded digits, validation
+scenes their test split.
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from ppma.data.arrays import digits
 
 CLASSES = tuple(str(digit) for digit in range(10))
 SEMANTIC_CLASSES = ("background", *CLASSES)
-SPLITS = {"train": "train", "val": "test"}  # of the scenes: of the digits
+SPLITS = {"train": "train", "val": "test"}  # split of the scenes: split of the digits
 
-DIGITS = (2, 6)  # how many are tried, the upper end excluded
-SIDE = (0.28, 0.46)  # of a digit, as share of the scene's side
-TURN = 20.0  # degrees either way
-VISIBLE = 0.75  # least share of a digit that others leave to be seen
-SOLID = 0.45  # opacity from which a pixel belongs to the digit
+DIGITS = (2, 6)  # range of the number of digits that are tried, exclusive
+SIDE = (0.28, 0.46)  # range of a digit's side, as a fraction of the scene's
+ROTATION = 20.0  # largest rotation, in degrees
+VISIBLE = 0.75  # smallest visible fraction of a digit
+SOLID = 0.45  # smallest opacity of a digit's pixels
 
 
 @dataclass(frozen=True)
 class Scene:
-    """An image and what is in it.
+    """An image and its annotations.
 
     Attributes:
         image: (H, W, 3), uint8.
-        labels: (n,), the digits, from the back to the front.
-        masks: (n, H, W), bool, the visible pixels of each; they do not overlap and none is empty.
+        labels: (n,), int64, the digits from back to front.
+        masks: (n, H, W), bool, the visible pixels of each digit; disjoint and not empty.
     """
 
     image: np.ndarray
@@ -38,7 +38,7 @@ class Scene:
 
     @property
     def boxes(self) -> np.ndarray:
-        """(n, 4), left, top, right, bottom of the visible pixels, the last two exclusive."""
+        """The bounding boxes of the visible pixels, (n, 4): left, top, right, bottom, the last two exclusive."""
         boxes = np.zeros((len(self.masks), 4), np.int64)
         for box, mask in zip(boxes, self.masks, strict=True):
             rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -47,7 +47,7 @@ class Scene:
 
     @property
     def semantic(self) -> np.ndarray:
-        """(H, W), uint8: the class of every pixel, an index of `SEMANTIC_CLASSES`."""
+        """The class of every pixel, (H, W), uint8: an index of `SEMANTIC_CLASSES`."""
         classes = np.zeros(self.image.shape[:2], np.uint8)
         for label, mask in zip(self.labels, self.masks, strict=True):
             classes[mask] = label + 1
@@ -55,15 +55,15 @@ class Scene:
 
 
 def compose(split: str, index: int, *, seed: int = 0, size: int = 96) -> Scene:
-    """One scene.
+    """Make one scene.
 
     Args:
         split: "train" or "val".
-        index: which.
-        seed: of all scenes.
+        index: index of the scene.
+        seed: seed of all scenes.
         size: side in pixels, at least 32.
 
-    Example:
+    Examples:
         >>> from ppma.data.scenes import compose
         >>> compose("val", 0, size=64).image.shape
         (64, 64, 3)
@@ -74,11 +74,11 @@ def compose(split: str, index: int, *, seed: int = 0, size: int = 96) -> Scene:
         raise ValueError(f"size: expected at least 32 pixels, got {size}")
     generator = np.random.default_rng((seed, list(SPLITS).index(split), index))
     source = digits(SPLITS[split])
-    bright = bool(generator.integers(2))  # digits on a dark ground, or the reverse
-    image = _ground(generator, size, dark=bright)
+    bright = bool(generator.integers(2))  # bright digits on a dark background, or the reverse
+    image = _background(generator, size, dark=bright)
     labels: list[int] = []
     masks: list[np.ndarray] = []
-    full: list[int] = []  # pixels of each digit if nothing covered it
+    full: list[int] = []  # pixels of each digit when it was drawn
     for _ in range(int(generator.integers(*DIGITS))):
         picture, label = source[int(generator.integers(len(source)))]
         opacity = _placed(picture, generator, size)
@@ -97,24 +97,24 @@ def compose(split: str, index: int, *, seed: int = 0, size: int = 96) -> Scene:
     return Scene(np.clip(image, 0, 255).astype(np.uint8), np.array(labels, np.int64), stacked)
 
 
-def _ground(generator: np.random.Generator, size: int, *, dark: bool) -> np.ndarray:
-    """Clouds of colour with stripes across: (size, size, 3), float."""
+def _background(generator: np.random.Generator, size: int, *, dark: bool) -> np.ndarray:
+    """Clouds of colour with stripes, (size, size, 3), float64."""
     low, high = (10, 110) if dark else (140, 245)
     cells = int(generator.integers(2, 7))
     clouds = Image.fromarray(generator.integers(low, high, (cells, cells, 3), dtype=np.uint8))
-    ground = np.asarray(clouds.resize((size, size), Image.Resampling.BICUBIC), np.float64)
+    background = np.asarray(clouds.resize((size, size), Image.Resampling.BICUBIC), np.float64)
     angle, wavelength = generator.uniform(0, np.pi), generator.uniform(4, 20)
     rows, columns = np.mgrid[:size, :size]
     phase = (rows * np.sin(angle) + columns * np.cos(angle)) * (2 * np.pi / wavelength)
-    return ground + generator.uniform(0, 12) * np.sin(phase)[:, :, None]
+    return background + generator.uniform(0, 12) * np.sin(phase)[:, :, None]
 
 
 def _placed(picture: Image.Image, generator: np.random.Generator, size: int) -> np.ndarray:
-    """The opacity of a digit somewhere in the scene, scaled and turned: (size, size) in [0, 1]."""
+    """The opacity of a digit, scaled, rotated and placed in the scene: (size, size) in [0, 1]."""
     side = round(generator.uniform(*SIDE) * size)
     stretched = round(side * generator.uniform(0.8, 1.2))
     drawn = picture.convert("L").resize((side, stretched), Image.Resampling.BICUBIC)
-    drawn = drawn.rotate(generator.uniform(-TURN, TURN), Image.Resampling.BICUBIC, expand=True)
+    drawn = drawn.rotate(generator.uniform(-ROTATION, ROTATION), Image.Resampling.BICUBIC, expand=True)
     canvas = Image.new("L", (size, size))
     room = size - drawn.width, size - drawn.height
     canvas.paste(drawn, (int(generator.integers(max(1, room[0]))), int(generator.integers(max(1, room[1])))))

@@ -1,4 +1,4 @@
-"""Scenes as files: one folder that is a data set in COCO's layout and in ADE20K's at once."""
+"""Scenes as files, in one folder with both COCO's and ADE20K's layout."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from ppma.data.scenes import CLASSES, SEMANTIC_CLASSES, SPLITS, Scene, compose
+from ppma.progress import track
 
 COCO_SPLITS = {"train": "train2017", "val": "val2017"}
 ADE20K_SPLITS = {"train": "training", "val": "validation"}
@@ -17,14 +18,14 @@ _JPEG_QUALITY = 92
 
 
 def write_scenes(out: str | Path, *, train: int = 1000, val: int = 200, size: int = 96, seed: int = 0) -> None:
-    """Write scenes into a folder that does not exist yet or is empty.
+    """Write scenes into a new or empty folder.
 
     Args:
         out: the folder.
-        train: training scenes.
-        val: held-out scenes.
+        train: number of training scenes.
+        val: number of validation scenes.
         size: side in pixels.
-        seed: of all scenes.
+        seed: seed of all scenes.
     """
     counts = {"train": train, "val": val}
     for name, count in counts.items():
@@ -43,13 +44,13 @@ def write_scenes(out: str | Path, *, train: int = 1000, val: int = 200, size: in
             folder.mkdir(parents=True, exist_ok=True)
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for index in range(counts[split]):
+        for index in track(range(counts[split]), f"{split} scenes"):
             scene = compose(split, index, seed=seed, size=size)
             name = f"{index + 1:06d}"
             picture = Image.fromarray(scene.image)
             for folder in folders[:2]:
                 picture.save(folder / f"{name}.jpg", quality=_JPEG_QUALITY)
-            Image.fromarray(scene.semantic + np.uint8(1)).save(folders[2] / f"{name}.png")  # 0 would be "unlabelled"
+            Image.fromarray(scene.semantic + np.uint8(1)).save(folders[2] / f"{name}.png")  # 0 means "unlabelled"
             images.append({"id": index + 1, "file_name": f"{name}.jpg", "width": size, "height": size})
             annotations += _annotations(scene, image_id=index + 1, first_id=len(annotations) + 1)
         categories = [{"id": label + 1, "name": name} for label, name in enumerate(CLASSES)]
@@ -60,7 +61,7 @@ def write_scenes(out: str | Path, *, train: int = 1000, val: int = 200, size: in
 
 
 def _annotations(scene: Scene, *, image_id: int, first_id: int) -> list[dict[str, Any]]:
-    """The digits of a scene as COCO describes instances."""
+    """The digits of a scene as COCO instances."""
     written = []
     boxes = scene.boxes.tolist()
     for offset, (label, mask) in enumerate(zip(scene.labels.tolist(), scene.masks, strict=True)):

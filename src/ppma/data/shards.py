@@ -1,8 +1,8 @@
-"""Images in tar files, read at random: WebDataset shards (`key.jpg` + `key.cls`) and archives of class folders.
+"""Random access to images in tar files: WebDataset shards (`key.jpg` + `key.cls`) and archives of class folders.
 
-The archives are indexed once by their headers, so that a sample is a position in a file: any order, exact resume, and
-every sample once in evaluation, which streaming could not give. (timm's reader of archives keeps its index as a pickle
-beside them, and would run what it finds there.)
+The archives are indexed once by their headers, so that a sample is a position in a file. Unlike streaming, this allows
+any order, exact resume, and evaluation of every sample once. (timm's archive reader stores its index as a pickle beside
+the archives and would execute it.)
 """
 
 import io
@@ -21,7 +21,7 @@ from ppma.data.decoding import IMAGE_SUFFIXES, decode
 from ppma.data.errors import BrokenSampleError
 from ppma.data.source import ImageSource
 
-MOST_CLASSES = 1_000_000  # a greater number in a .cls file is a mistake
+MOST_CLASSES = 1_000_000  # a larger number in a .cls file is a mistake
 
 
 class _Member(NamedTuple):
@@ -36,8 +36,8 @@ class TarImages(ImageSource):
 
     Args:
         root: the folder.
-        split: how their names begin.
-        labels: "cls" for a number in a file beside each image, "folder" for the name of the folder it lies in.
+        split: prefix of the archives' names.
+        labels: "cls" reads the label from a .cls file beside each image, "folder" from the name of its folder.
     """
 
     def __init__(self, root: str, split: str, labels: Literal["cls", "folder"]) -> None:
@@ -54,7 +54,7 @@ class TarImages(ImageSource):
         if not names:
             raise ValueError(f"data.root: no image in {split}*.tar of {root}")
         self.classes = tuple(sorted(set(names), key=natural_key))
-        if labels == "cls":  # numbers: a class without an image keeps its place
+        if labels == "cls":  # numbers: a class without images keeps its index
             self.classes = tuple(map(str, range(int(self.classes[-1]) + 1)))
         place = {name: label for label, name in enumerate(self.classes)}
         self.targets = [place[name] for name in names]

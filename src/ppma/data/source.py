@@ -1,4 +1,4 @@
-"""Labelled images before any transform."""
+"""Labelled images, before any transform."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,12 +7,14 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+SPLIT_SEED = 0  # of splits that this package makes, which do not depend on the seed of a run
+
 
 class ImageSource(Dataset, ABC):
     """Labelled images by index: `source[i]` is an RGB image and the index of its class.
 
     Attributes:
-        classes: names, in the order of the labels.
+        classes: class names, indexed by label.
     """
 
     classes: tuple[str, ...]
@@ -34,7 +36,7 @@ class ArrayImages(ImageSource):
     Args:
         images: (N, H, W) or (N, H, W, 3), uint8.
         labels: (N,).
-        classes: names.
+        classes: class names, indexed by label.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:
@@ -51,7 +53,7 @@ class ArrayImages(ImageSource):
 
 
 class Subset(ImageSource):
-    """Some images of a source."""
+    """The images of a source at the given indices."""
 
     def __init__(self, source: ImageSource, indices: Sequence[int]) -> None:
         self.source, self.indices, self.classes = source, indices, source.classes
@@ -68,15 +70,21 @@ class Subset(ImageSource):
 
 
 def stratified(labels: Sequence[int], fractions: Sequence[float], seed: int) -> list[list[int]]:
-    """Split indices into parts with the same share of every class in each, as near as whole numbers allow.
+    """Split indices into parts that have the same fraction of every class, up to rounding.
 
     Args:
-        labels: of all samples.
-        fractions: of each part, at most 1 in total.
-        seed: of the shuffle within the classes.
+        labels: labels of all samples.
+        fractions: fraction of each part, at most 1 in total.
+        seed: seed of the shuffle within each class.
 
     Returns:
         Disjoint, sorted lists of indices.
+
+    Examples:
+        >>> from ppma.data.source import stratified
+        >>> train, val = stratified([0, 0, 0, 0, 1, 1, 1, 1], [0.75, 0.25], seed=0)
+        >>> len(train), len(val)
+        (6, 2)
     """
     generator = np.random.default_rng(seed)
     parts: list[list[int]] = [[] for _ in fractions]
@@ -90,14 +98,21 @@ def stratified(labels: Sequence[int], fractions: Sequence[float], seed: int) -> 
 
 
 def check_classes(classes: Sequence[str], others: Sequence[str], *, found: str, expected: str) -> None:
-    """Labels mean the same only where the classes are the same, in the same order."""
+    """Raise a ValueError unless both have the same classes in the same order.
+
+    Args:
+        classes: the classes found.
+        others: the classes expected.
+        found: what has `classes`, for the message.
+        expected: what has `others`, for the message.
+    """
     if tuple(classes) == tuple(others):
         return
     lacking = [name for name in others if name not in set(classes)]
     surplus = [name for name in classes if name not in set(others)]
     parts = [
         f"{len(names)} {word} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
-        for names, word in ((lacking, "missing"), (surplus, "not expected"))
+        for names, word in ((lacking, "missing"), (surplus, "unexpected"))
         if names
     ]
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Checkpoints that survive crashes: written beside, synced, renamed; read without running pickled code."""
+"""Training checkpoints: written atomically, read without executing pickled code."""
 
 import io
 import random
@@ -22,11 +22,11 @@ _PARTS = {"step", "sampler", "model", "ema", "optimizer", "schedule", "scaler", 
 
 
 class UnreadableCheckpointError(ValueError):
-    """A checkpoint file that is damaged or not one of ours."""
+    """A checkpoint file that is damaged, or not written by this package."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a training state: tensors and plain values only, so that it can be read without running code."""
+    """Write a training state: tensors and plain values only, so that `load` needs no pickled code."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a training state, on the CPU; every part is checked against its checksum."""
+    """Read a training state on the CPU and verify its checksums.
+
+    Raises:
+        FileNotFoundError: no such file.
+        UnreadableCheckpointError: the file is damaged, or not a training checkpoint.
+    """
     if not path.is_file():
         found = "a folder" if path.is_dir() else "none"
         raise FileNotFoundError(f"checkpoint: expected a file, found {found} at {path}")
@@ -46,7 +51,7 @@ def load(path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise UnreadableCheckpointError(damaged)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file makes its readers raise nearly anything
+    except Exception as error:  # readers of a damaged file raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnreadableCheckpointError(f"{path}: truncated, damaged or not a checkpoint ({reason})") from None
     if not isinstance(state, dict) or not state.keys() >= _PARTS:
@@ -55,7 +60,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def misfit(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """How stored weights differ from a model's own in names and shapes, in words; empty if they do not."""
+    """Describe how stored weights differ from a model's in names and shapes; empty if they match."""
     reshaped = [
         f"{name} {tuple(stored[name].shape)} instead of {tuple(own[name].shape)}"
         for name in own
@@ -63,25 +68,25 @@ def misfit(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
     ]
     found = {
         "missing": [name for name in own if name not in stored],
-        "not expected": [name for name in stored if name not in own],
+        "unexpected": [name for name in stored if name not in own],
         "of another shape": reshaped,
     }
     return "; ".join(f"{len(names)} weights {what} ({names[0]}, ...)" for what, names in found.items() if names)
 
 
 def path_of(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The path of a step's checkpoint."""
     return run / FOLDER / f"step-{step:08d}.pt"
 
 
 def steps(run: Path) -> list[int]:
-    """The steps that have a checkpoint, oldest first."""
+    """The steps that have a checkpoint, in ascending order."""
     found = (_NAME.fullmatch(path.name) for path in (run / FOLDER).glob("step-*.pt"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def newest(run: Path) -> dict[str, Any] | None:
-    """The newest readable checkpoint of a run; damaged ones are left out with a warning."""
+    """Load the newest readable checkpoint of a run; damaged ones are skipped with a warning."""
     for step in reversed(steps(run)):
         try:
             return load(path_of(run, step))
@@ -91,9 +96,10 @@ def newest(run: Path) -> dict[str, Any] | None:
 
 
 def keep_only(run: Path, count: int, best: int, now: int) -> None:
-    """Delete all but the newest `count` checkpoints and the best, and what a killed run left half-written.
+    """Delete all but the newest `count` checkpoints and the best one, and partial files of a killed run.
 
-    Checkpoints after step `now` are of a run that was taken back to an earlier step; `--resume auto` would find them.
+    Checkpoints after step `now` are deleted too: the run was resumed from an earlier step, and `--resume auto` would
+    find them.
     """
     for partial in (run / FOLDER).glob("*.partial"):
         partial.unlink()
@@ -104,7 +110,7 @@ def keep_only(run: Path, count: int, best: int, now: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of this process's random generators, in plain values and tensors."""
+    """The state of this process's random generators, as plain values and tensors."""
     version, words, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
     state = {
@@ -118,7 +124,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Continue the random generators where `rng_state` found them."""
+    """Restore the random generators from `rng_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     kind, keys, *rest = state["numpy"]
@@ -129,12 +135,12 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def restore_rng(states: list[dict[str, Any]], world: World) -> None:
-    """Continue this process's generators; with another number of processes than before they start from the seed."""
+    """Restore this process's random generators; with another number of processes they stay as seeded."""
     if len(states) == world.size:
         set_rng_state(states[world.rank])
     elif world.main:
         warnings.warn(
-            f"the checkpoint is of {len(states)} processes, this run has {world.size}: the same batches follow, "
+            f"the checkpoint has {len(states)} processes, this run {world.size}: the batches are the same, "
             "but dropout and mixing differ from an uninterrupted run",
             stacklevel=2,
         )

@@ -1,8 +1,8 @@
-"""Processes: one alone, or several under torchrun (gloo on CPUs, NCCL on GPUs)."""
+"""One process, or several under torchrun (gloo on CPUs, NCCL on GPUs)."""
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ppma.config import require
+
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class World:
-    """One process among all."""
+    """One process of a run.
+
+    Attributes:
+        rank: index of this process.
+        size: number of processes.
+        device: where this process computes.
+    """
 
     rank: int = 0
     size: int = 1
@@ -34,7 +42,7 @@ class World:
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """A picklable value from every process, in every process."""
+        """Gather a picklable value from every process, in every process."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -42,7 +50,7 @@ class World:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """The main process's value in every process."""
+        """Send the main process's value to every process."""
         if self.size == 1:
             return value
         values = [value]
@@ -50,7 +58,7 @@ class World:
         return values[0]
 
     def broadcast_parameters(self, model: nn.Module) -> None:
-        """Give every process the main process's weights and statistics."""
+        """Send the main process's parameters and buffers to every process."""
         if self.size > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
@@ -58,7 +66,13 @@ class World:
 
 @contextlib.contextmanager
 def world() -> Iterator[World]:
-    """Join the other processes if torchrun started this one, and leave them at the end."""
+    """Join the process group if torchrun started this process, and leave it at the end.
+
+    Examples:
+        >>> with world() as alone:
+        ...     alone.size, alone.main
+        (1, True)
+    """
     gpu = torch.cuda.is_available()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World(device=torch.device("cuda" if gpu else "cpu"))
@@ -74,7 +88,7 @@ def world() -> Iterator[World]:
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce whose gradient is all-reduced too: every process's loss depends on every process's summand."""
+    """Differentiable all-reduce: every process's loss depends on every summand, so the gradient is summed too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -90,9 +104,9 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm with the statistics of all processes, for the CPU, where `nn.SyncBatchNorm` refuses to run.
+    """Batch norm with the statistics of all processes on CPUs, which `nn.SyncBatchNorm` does not support.
 
-    The variance is taken in a second pass, which float32 needs.
+    The variance is computed in a second pass, for accuracy in float32.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,21 +134,30 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
-def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with norms in place of its 2D batch norms, subclasses too, that share statistics over all processes.
+def synchronise_batch_norm(model: nn.Module, device: torch.device, skip: Collection[str] = ()) -> nn.Module:
+    """Replace the 2D batch norms of a model by synchronised ones: PyTorch's on CUDA, `SyncBatchNorm2d` elsewhere.
 
-    Unlike `nn.SyncBatchNorm.convert_sync_batchnorm`, this keeps what a subclass does around the norm.
+    Unlike `nn.SyncBatchNorm.convert_sync_batchnorm`, this keeps the `forward` of subclasses.
+
+    Args:
+        model: modified in place, unless it is a batch norm itself.
+        device: device of the training.
+        skip: names of direct submodules that keep their batch norms.
     """
+    children = dict(model.named_children())
+    for name in skip:
+        require(name in children, "sync_batch_norm_skip", f"names of {', '.join(children)}", name)
     if isinstance(model, nn.BatchNorm2d):
         return _synchronised(model, nn.SyncBatchNorm if device.type == "cuda" else SyncBatchNorm2d)
-    for name, child in model.named_children():
-        setattr(model, name, synchronise_batch_norm(child, device))
+    for name, child in children.items():
+        if name not in skip:
+            setattr(model, name, synchronise_batch_norm(child, device))
     return model
 
 
 def _synchronised(norm: nn.BatchNorm2d, base: type[nn.Module]) -> nn.Module:
     kind = type(norm)
-    # A subclass calls the norm by super().forward; placed after it, the synchronised norm is what it reaches.
+    # A subclass calls super().forward; placed after it in the MRO, the synchronised norm receives that call.
     made = base if kind is nn.BatchNorm2d else type(f"Sync{kind.__name__}", (kind, base), {})
     replaced = made(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name, tensor in (*norm.named_parameters(), *norm.named_buffers()):

@@ -1,4 +1,4 @@
-"""Evaluation: every held-out sample once, over all processes."""
+"""Evaluation of every held-out sample once, over all processes."""
 
 import functools
 import sys
@@ -22,14 +22,19 @@ AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class BrokenSamples:
-    """Counts samples that could not be read, and tells each once."""
+    """Counts unreadable samples and reports each once.
+
+    Attributes:
+        limit: number of broken samples that are skipped before `note` raises.
+        seen: the distinct messages.
+    """
 
     def __init__(self, limit: int, say: Callable[[str], None] = print) -> None:
         self.limit, self.say = limit, say
         self.seen: set[str] = set()
 
     def note(self, messages: list[str]) -> None:
-        """Take note; raises when there are more than the limit."""
+        """Count and report new messages; raise a TooManyBrokenError beyond the limit."""
         for message in messages:
             if message not in self.seen:
                 self.seen.add(message)
@@ -41,7 +46,7 @@ class BrokenSamples:
 
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """Mixed precision as the configuration says."""
+    """The autocast context for the configuration's `amp`."""
     dtype = AMP_DTYPES[amp]
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
@@ -61,20 +66,20 @@ def evaluate(
     title: str = "evaluate",
     within: ProgressLine | None = None,
 ) -> dict[str, float]:
-    """What the task measures, with `count` (samples) and `per_second` (throughput, loading included).
+    """Compute the metrics, with `count` (samples) and `per_second` (throughput including data loading).
 
     Args:
-        model: on the device of `world`; left in the mode it came in.
-        metrics: fresh, from the task.
+        model: on the device of `world`; its training mode is restored afterwards.
+        metrics: an empty metrics object.
         dataset: held-out samples.
-        collate: of the task.
-        batch_size: for one process.
-        workers: loader processes.
+        collate: makes a batch of samples.
+        batch_size: batch size of one process.
+        workers: loader processes of each process.
         world: this process among all.
-        broken: counts what could not be read.
+        broken: counter of unreadable samples.
         amp: "none", "bf16" or "fp16".
-        title: of the progress bar.
-        within: the progress bar that this evaluation interrupts.
+        title: title of the progress bar.
+        within: the progress bar to nest this one in.
     """
     training = model.training
     model.eval()
@@ -113,17 +118,17 @@ def evaluate_model(
     amp: str = "none",
     max_broken: int = 50,
 ) -> dict[str, float]:
-    """`evaluate` outside of a training; under torchrun the samples are shared out.
+    """Evaluate outside of training; under torchrun the samples are divided between the processes.
 
     Args:
         model: in evaluation mode.
-        metrics: a fresh object.
-        dataset: the samples.
-        collate: of a batch.
-        batch_size: for one process.
-        workers: loader processes.
+        metrics: an empty metrics object.
+        dataset: held-out samples.
+        collate: makes a batch of samples.
+        batch_size: batch size of one process.
+        workers: loader processes of each process.
         amp: "none", "bf16" or "fp16".
-        max_broken: broken images that are skipped before it stops.
+        max_broken: broken samples to skip before raising a TooManyBrokenError.
     """
     require(batch_size >= 1, "batch_size", "at least 1", batch_size)
     require(workers >= 0, "workers", "0 or more", workers)

@@ -1,4 +1,4 @@
-"""The folder of a run: used by one run at a time, and never overwritten unasked."""
+"""The folder of a run: locked while in use, and not overwritten unless asked."""
 
 import contextlib
 import errno
@@ -12,29 +12,29 @@ from pathlib import Path
 from ppma.engine import checkpoint
 from ppma.engine.distributed import World
 from ppma.engine.logging import METRICS
+from ppma.engine.trackers import EVENTS, WANDB
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
-EVENTS = "tensorboard"
 LAST, BEST = "last.safetensors", "best.safetensors"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
 
-# What a run writes. A folder that holds one of the first line is somebody's work; the others follow from a restart.
+# What a run writes. A folder with any of RESULTS holds finished work; the other files are rewritten by a restart.
 RESULTS = (LAST, BEST, SUMMARY)
-WRITTEN = (*RESULTS, CONFIG, METRICS, EVENTS, CURVES, checkpoint.FOLDER)
+WRITTEN = (*RESULTS, CONFIG, METRICS, EVENTS, WANDB, CURVES, checkpoint.FOLDER)
 
-_held: set[Path] = set()  # by this process: the system's lock does not keep a process from itself
+_held: set[Path] = set()  # by this process, which a POSIX lock does not exclude
 
 
 def results_in(run: Path) -> list[str]:
-    """The results and checkpoints of an earlier run in this folder."""
+    """List the results and checkpoints of an earlier run in this folder."""
     checkpoints = sorted((run / checkpoint.FOLDER).glob("*.pt"))
     return [name for name in RESULTS if (run / name).exists()] + [f"{checkpoint.FOLDER}/{p.name}" for p in checkpoints]
 
 
 def clear(run: Path) -> None:
-    """Delete what an earlier run wrote, and nothing else."""
+    """Delete what an earlier run wrote; other files stay."""
     for name in WRITTEN:
         path = run / name
         if path.is_dir() and not path.is_symlink():
@@ -45,12 +45,12 @@ def clear(run: Path) -> None:
 
 @contextlib.contextmanager
 def reserve(run: Path, world: World) -> Iterator[None]:
-    """Make the folder and keep other runs out of it, for as long as the context or the main process lives.
+    """Create the folder and lock it until the context or the main process ends.
 
-    A folder made here goes again if the run is refused before it wrote anything.
+    A folder created here is removed if the run is refused before it writes anything.
 
     Raises:
-        ValueError: another run uses it, or it cannot be made or written to.
+        ValueError: another run uses the folder, or it cannot be created or written to.
     """
     with contextlib.ExitStack() as stack:
         error: ValueError | None = None
@@ -63,7 +63,7 @@ def reserve(run: Path, world: World) -> Iterator[None]:
                 error = ValueError(f"out: expected a folder that can be written to, got {run} ({refused.strerror})")
             except ValueError as refused:
                 error = refused
-        error = world.broadcast(error)  # or the other processes would wait for the main one
+        error = world.broadcast(error)  # else the other processes would wait for the main one
         if error is not None:
             raise error
         try:
@@ -77,7 +77,7 @@ def reserve(run: Path, world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(run: Path) -> Iterator[None]:
-    """A POSIX record lock: it ends with this process and, unlike flock, loader processes do not inherit it."""
+    """Hold a POSIX record lock: it ends with this process and, unlike flock, loader processes do not inherit it."""
     folder = run.resolve()
     if folder in _held:
         raise ValueError(f"out: {run} is in use by another run of this process; choose another folder")
@@ -99,7 +99,7 @@ def _lock(run: Path) -> Iterator[None]:
 
 
 def _lock_file(descriptor: int) -> bool:
-    """Whether the lock was free."""
+    """Take the lock; False if another process holds it."""
     try:
         import fcntl
 
@@ -107,5 +107,5 @@ def _lock_file(descriptor: int) -> bool:
     except (ImportError, OSError) as error:  # no fcntl on Windows, no locks on some network file systems
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
             return False
-        warnings.warn(f"the run's folder cannot be locked ({error}): start no other run in it", stacklevel=2)
+        warnings.warn(f"cannot lock the run's folder ({error}): do not start another run in it", stacklevel=2)
     return True

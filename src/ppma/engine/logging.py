@@ -1,4 +1,4 @@
-"""What a run tells: rows of metrics.csv, TensorBoard, a progress bar or lines, curves at the end."""
+"""Logging of a run: metrics.csv, progress, and curves at the end."""
 
 import contextlib
 import csv
@@ -6,26 +6,27 @@ import io
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ppma.atomic import write_atomically
+from ppma.engine.trackers import Trackers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METRICS = "metrics.csv"
-LINE_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
+LINE_SECONDS = 10.0  # between progress lines when stderr is not a terminal
 
 Row = dict[str, float]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.csv; cells that were not measured are left out, as is a row that was cut short."""
+    """Read a metrics.csv; empty cells and truncated rows are skipped."""
     if not path.is_file():
         return []
     rows = []
@@ -37,32 +38,23 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class MetricsLog:
-    """metrics.csv, and TensorBoard's events beside it.
+    """Rows of metrics.csv, also sent to the trackers.
 
     Args:
-        run: folder of the run.
-        step: where the run starts; rows of this step and after it, from an interrupted run, are dropped.
-        tensorboard: write events too, where TensorBoard is installed.
+        run: the run's folder.
+        step: where the run starts; rows of an interrupted run from this step on are dropped.
+        trackers: where rows are sent besides; None for nowhere.
     """
 
-    def __init__(self, run: Path, step: int, *, tensorboard: bool = True) -> None:
+    def __init__(self, run: Path, step: int, trackers: Trackers | None = None) -> None:
         self.path = run / METRICS
         self.rows = [row for row in read_rows(self.path) if row["step"] < step]
         self.columns: list[str] = []
+        self.trackers = trackers
         self._write()
-        self.events: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                return
-            self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
 
     def add(self, row: Row) -> None:
-        """Append a row; a name not seen before rewrites the file, with its column.
-
-        A disk that refuses the row gets it with the next one.
-        """
+        """Append a row; a new column rewrites the file. A row that cannot be written is retried with the next one."""
         self.rows.append(row)
         try:
             if set(row) <= set(self.columns):
@@ -73,24 +65,13 @@ class MetricsLog:
         except OSError as error:
             self.columns = []
             warnings.warn(f"a row of {METRICS} not written yet: {error}", stacklevel=2)
-        with self._events_may_fail():
-            for key, value in row.items():
-                if self.events is not None and key != "step":
-                    self.events.add_scalar(key, value, int(row["step"]))
+        if self.trackers is not None:
+            self.trackers.add(row)
 
     def flush(self) -> None:
-        """Write the rows that were refused; an OSError if they still are."""
+        """Write the rows that failed before; raises an OSError if they fail again."""
         if not self.columns:
             self._write()
-
-    @contextlib.contextmanager
-    def _events_may_fail(self) -> Iterator[None]:
-        """The events repeat what is in metrics.csv, so a disk that refuses them ends them and not the run."""
-        try:
-            yield
-        except OSError as error:
-            self.events = None
-            warnings.warn(f"TensorBoard's events end here: {error}", stacklevel=4)
 
     def _write(self) -> None:
         self.columns = list(dict.fromkeys(key for row in self.rows for key in row)) or ["step"]
@@ -104,10 +85,9 @@ class MetricsLog:
         return csv.DictWriter(file, self.columns, restval="", lineterminator="\n")
 
     def close(self) -> None:
-        """Finish the events file."""
-        with self._events_may_fail():
-            if self.events is not None:
-                self.events.close()
+        """Finish the trackers."""
+        if self.trackers is not None:
+            self.trackers.close()
 
 
 def _cell(value: float) -> str:
@@ -115,15 +95,15 @@ def _cell(value: float) -> str:
 
 
 class ProgressLine:
-    """A bar on a terminal, else a line now and then; nothing in processes that do not print.
+    """A progress bar on a terminal, else a line every `LINE_SECONDS`.
 
     Args:
-        title: what goes on.
-        total: when it is finished.
-        done: where it starts.
-        enabled: whether this process prints.
-        unit: of `total`.
-        within: a bar that goes on at the same time; this one is shown below it.
+        title: name of the work.
+        total: amount of work.
+        done: amount already done.
+        enabled: False in processes that do not print.
+        unit: unit of `total`.
+        within: a running bar, below which this one is shown.
     """
 
     def __init__(
@@ -157,7 +137,7 @@ class ProgressLine:
             self.task = self.bar.add_task(title, total=total, completed=done, note="")
 
     def update(self, done: int, note: str = "") -> None:
-        """Show how far it is."""
+        """Show the progress, with a note beside it."""
         if self.bar is not None:
             self.bar.update(self.task, completed=done, note=note)
         elif self.enabled and (time.monotonic() - self.said >= LINE_SECONDS):
@@ -166,12 +146,12 @@ class ProgressLine:
             self.say(f"{self.title}: {done}/{self.total} {self.unit}, ETA {_duration(left)}, {note}".rstrip(", "))
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line above the bar."""
         if self.enabled:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar."""
         if self.bar is not None and self.within is not None:
             self.bar.remove_task(self.task)
         elif self.bar is not None:
@@ -184,20 +164,33 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
+def headline(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics worth a line: without numbers of samples and throughput.
+
+    Examples:
+        >>> headline({"val_top1": 98.3, "val_count": 180, "val_per_second": 512.0})
+        {'val_top1': 98.3}
+    """
+    return {name: value for name, value in metrics.items() if not name.endswith(("count", "per_second"))}
+
+
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics in one line."""
+    """Format metrics in one line.
+
+    Examples:
+        >>> format_metrics({"val_top1": 98.333, "val_loss": 0.05})
+        'val_top1 98.33, val_loss 0.05'
+    """
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def curves(rows: list[Row]) -> "Figure":
-    """Losses on the left, what the evaluations measured on the right, over steps."""
+    """Plot losses on the left and validation metrics on the right, over steps."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(key for row in rows for key in row))
     losses = [name for name in names if name.endswith("loss")]
-    measured = [
-        name for name in names if name.startswith("val_") and not name.endswith(("loss", "_count", "_per_second"))
-    ]
+    measured = [name for name in headline(dict.fromkeys(names, 0.0)) if name.startswith("val_") and name not in losses]
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for axis, title, chosen in zip(figure.subplots(1, 2), ("loss", "metrics"), (losses, measured), strict=True):
         for name in chosen:

@@ -1,8 +1,8 @@
-"""Batches as a pure function of (seed, step), whatever the number of processes and loader workers.
+"""Batches as a pure function of (seed, step), for any number of processes and loader workers.
 
-A run is one stream of global batches. The order of an epoch follows from (seed, epoch), a sample's augmentation from
-(seed, epoch, position), so the position in the stream is the step alone and a run can go on at any step. Process r of n
-takes every n-th sample of a global micro-batch, so that repeated copies of a sample meet different processes.
+A run is one stream of global batches. The order of an epoch depends on (seed, epoch) and a sample's augmentation on
+(seed, epoch, position), so a run can be resumed at any step. Process r of n takes every n-th sample of a global
+micro-batch, so that repeated copies of a sample go to different processes.
 """
 
 import contextlib
@@ -16,14 +16,21 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ppma.data.errors import BrokenSampleError
+from ppma.engine.config import RunConfig
 from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, TooManyBrokenError
 
-REPLACEMENTS = 20  # how often another sample is tried in place of a broken one
+REPLACEMENTS = 20  # attempts to replace a broken sample
 
 
 class Key(NamedTuple):
-    """One sample in the stream."""
+    """One sample in the stream.
+
+    Attributes:
+        epoch: index of the epoch.
+        position: position in the epoch.
+        sample: index in the data set.
+    """
 
     epoch: int
     position: int
@@ -31,7 +38,14 @@ class Key(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One micro-batch; data is None where every sample was broken."""
+    """One micro-batch of this process.
+
+    Attributes:
+        data: what the task's `collate` returned; None if every sample was broken.
+        size: number of samples in `data`.
+        broken: a message for each broken sample.
+        keys: the samples in `data`.
+    """
 
     data: Any
     size: int
@@ -47,7 +61,15 @@ class _Read(NamedTuple):
 
 @contextlib.contextmanager
 def seeded(*entropy: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's CPU generators from these numbers, and leave them afterwards as they were."""
+    """Seed Python's, NumPy's and torch's CPU generators inside the context, and restore them afterwards.
+
+    Examples:
+        >>> with seeded(1, 2):
+        ...     first = random.random()
+        >>> with seeded(1, 2):
+        ...     first == random.random()
+        True
+    """
     kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     random.seed(seed)
@@ -61,41 +83,67 @@ def seeded(*entropy: int) -> Iterator[None]:
         torch.default_generator.set_state(kept[2])
 
 
-def epoch_order(samples: int, seed: int, epoch: int, repeats: int = 1) -> list[int]:
-    """The indices of one epoch: shuffled, each `repeats` times in a row, cut to the number of samples."""
+def epoch_order(
+    samples: int, seed: int, epoch: int, repeats: int = 1, weights: Sequence[float] | None = None
+) -> list[int]:
+    """The sample indices of one epoch, as many as there are samples.
+
+    Args:
+        samples: number of samples.
+        seed: seed of the run.
+        epoch: index of the epoch.
+        repeats: copies of each index, in a row.
+        weights: relative probabilities with which indices are drawn, with replacement; None for a permutation.
+
+    Examples:
+        >>> sorted(epoch_order(4, seed=0, epoch=0))
+        [0, 1, 2, 3]
+        >>> epoch_order(4, seed=0, epoch=0, weights=[0, 0, 1, 0])
+        [2, 2, 2, 2]
+    """
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]))
-    order = torch.randperm(samples, generator=generator)
+    if weights is None:
+        order = torch.randperm(samples, generator=generator)
+    else:
+        chances = torch.tensor(weights, dtype=torch.float64)
+        order = torch.multinomial(chances, samples, replacement=True, generator=generator)
     return order.repeat_interleave(repeats)[:samples].tolist()
 
 
 class StepSampler(Sampler[list[Key]]):
-    """The keys of this process's micro-batches from one step to another."""
+    """The keys of this process's micro-batches for a range of steps.
+
+    Args:
+        samples: number of samples.
+        config: the run's configuration: seed, batch_size, accumulate, repeats.
+        world: this process among all.
+        steps: the steps.
+        weights: see `epoch_order`.
+    """
 
     def __init__(
-        self, samples: int, *, seed: int, batch_size: int, accumulate: int, repeats: int, world: World, steps: range
+        self, samples: int, config: RunConfig, world: World, steps: range, weights: Sequence[float] | None = None
     ) -> None:
-        self.samples, self.seed, self.repeats = samples, seed, repeats
-        self.batch_size, self.accumulate = batch_size, accumulate
-        self.world, self.steps = world, steps
-        self.per_epoch = samples // batch_size
+        self.samples, self.config, self.world, self.steps, self.weights = samples, config, world, steps, weights
+        self.per_epoch = samples // config.batch_size
 
     def __iter__(self) -> Iterator[list[Key]]:
-        current, order = -1, []
+        config, current, order = self.config, -1, []
         for step in self.steps:
-            epoch, first = step // self.per_epoch, step % self.per_epoch * self.batch_size
+            epoch, first = step // self.per_epoch, step % self.per_epoch * config.batch_size
             if epoch != current:
-                current, order = epoch, epoch_order(self.samples, self.seed, epoch, self.repeats)
-            size = self.batch_size // self.accumulate  # of a micro-batch over all processes
-            for begin in range(first, first + self.batch_size, size):
+                current, order = epoch, epoch_order(self.samples, config.seed, epoch, config.repeats, self.weights)
+            size = config.batch_size // config.accumulate  # of a micro-batch over all processes
+            for begin in range(first, first + config.batch_size, size):
                 mine = range(begin + self.world.rank, begin + size, self.world.size)
                 yield [Key(epoch, position, order[position]) for position in mine]
 
     def __len__(self) -> int:
-        return len(self.steps) * self.accumulate
+        return len(self.steps) * self.config.accumulate
 
 
 class SeededSamples(Dataset):
-    """Samples by key. A broken one is replaced in training by another drawn from the same seed, else left out."""
+    """Samples by key. A broken one is replaced in training by another drawn from the same seed, else skipped."""
 
     def __init__(self, dataset: Dataset, seed: int, *, replace: bool) -> None:
         self.dataset, self.seed, self.replace = dataset, seed, replace
@@ -114,7 +162,7 @@ class SeededSamples(Dataset):
 
 
 class _Collate:
-    """Makes a `Batch` of what `SeededSamples` read, with the task's own collate function."""
+    """Makes a `Batch` from the reads of `SeededSamples`; picklable, for loader processes."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -126,15 +174,15 @@ class _Collate:
         return Batch(data, len(good), broken, [read.key for read in good])
 
 
-def _leave_signals_to_the_main_process(worker: int) -> None:
-    """Ctrl-C and SIGTERM often go to all processes; the loop needs its workers until it has saved."""
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C and SIGTERM often go to the whole process group, but the loop needs its workers until it has saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def name_dead_workers() -> Iterator[None]:
-    """Turn PyTorch's error about a killed loader process, which can arrive anywhere in the loop, into a line."""
+    """Turn PyTorch's error about a killed loader process, which can be raised anywhere in the loop, into one line."""
     try:
         yield
     except RuntimeError as error:
@@ -142,8 +190,8 @@ def name_dead_workers() -> Iterator[None]:
             raise
         said = str(error).splitlines()[0].removeprefix("DataLoader worker ").rstrip(". ")
         raise LoaderDiedError(
-            f"expected the loader processes to live, one did not: {said}. Most often memory, or shared memory, ran "
-            "out: try fewer workers or a smaller batch_size"
+            f"a loader process died: {said}. The usual cause is that memory or shared memory ran out: try fewer "
+            "workers or a smaller batch_size"
         ) from None
 
 
@@ -152,44 +200,27 @@ def _read(dataset: Dataset, workers: int, world: World, **kwargs: Any) -> Genera
         dataset,
         num_workers=workers,
         pin_memory=world.device.type == "cuda",
-        worker_init_fn=_leave_signals_to_the_main_process,
-        generator=torch.Generator().manual_seed(0),  # its own: making an iterator must not move the global one
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator().manual_seed(0),  # creating an iterator must not advance the global generator
         **kwargs,
     )
     iterator = iter(loader)
     try:
         yield from iterator
     finally:
-        # Workers that ignore SIGTERM must be told to leave; at exit Python would only terminate them, and wait.
+        # Workers ignore SIGTERM, so they must be shut down here; at exit Python would terminate them and wait.
         if workers:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def train_batches(
-    dataset: Dataset,
-    collate: Callable[[list[Any]], Any],
-    *,
-    seed: int,
-    batch_size: int,
-    accumulate: int,
-    repeats: int,
-    workers: int,
-    world: World,
-    steps: range,
+    dataset: Dataset, collate: Callable[[list[Any]], Any], sampler: StepSampler
 ) -> Generator[Batch, None, None]:
-    """The micro-batches of these steps for this process, `accumulate` for each."""
-    sampler = StepSampler(
-        len(dataset),  # type: ignore[arg-type]
-        seed=seed,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        repeats=repeats,
-        world=world,
-        steps=steps,
-    )
-    samples = SeededSamples(dataset, seed, replace=True)
-    size = batch_size // accumulate // world.size
-    read = _read(samples, workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
+    """Yield this process's micro-batches of the sampler's steps, `accumulate` for each step."""
+    config, world = sampler.config, sampler.world
+    samples = SeededSamples(dataset, config.seed, replace=True)
+    size = config.batch_size // config.accumulate // world.size
+    read = _read(samples, config.workers, world, batch_sampler=sampler, collate_fn=_Collate(collate))
     with contextlib.closing(read) as batches:
         for batch in batches:
             if batch.size < size:
@@ -200,7 +231,7 @@ def train_batches(
 def eval_batches(
     dataset: Dataset, collate: Callable[[list[Any]], Any], *, batch_size: int, workers: int, world: World
 ) -> Generator[Batch, None, None]:
-    """Every sample once over all processes, in order, unpadded; `batch_size` is for one process."""
+    """Yield every sample once over all processes, in order and unpadded; `batch_size` is that of one process."""
     keys = [Key(0, index, index) for index in range(world.rank, len(dataset), world.size)]  # type: ignore[arg-type]
     batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
     samples = SeededSamples(dataset, 0, replace=False)
@@ -208,7 +239,7 @@ def eval_batches(
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors, nested in tuples, lists and dictionaries, on the device."""
+    """Move tensors nested in tuples, lists and dictionaries to the device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
@@ -219,12 +250,12 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def seed_process(seed: int, rank: int = 0, *, deterministic: bool = False) -> None:
-    """Seed Python, NumPy and torch; processes of one run differ by their rank.
+    """Seed Python, NumPy and torch; the processes of a run get different seeds.
 
     Args:
-        seed: of the run.
-        rank: of the process.
-        deterministic: choose deterministic GPU kernels too, where there are any.
+        seed: seed of the run.
+        rank: index of the process.
+        deterministic: also select deterministic GPU kernels where they exist.
     """
     mixed = int(np.random.SeedSequence((seed, rank)).generate_state(1)[0])
     random.seed(mixed)

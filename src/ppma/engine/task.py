@@ -1,4 +1,4 @@
-"""What a task supplies to the engine."""
+"""The interface between a task and the engine."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,60 +14,67 @@ Config = TypeVar("Config", bound=RunConfig)
 
 
 class Metrics(ABC):
-    """What is measured on held-out data: fed batch by batch in every process, put together at the end in one."""
+    """Metrics on held-out data: updated batch by batch in every process, computed at the end in the main one."""
 
     @abstractmethod
     def update(self, model: nn.Module, batch: Any) -> None:
-        """Run the model, in evaluation mode, on one batch on its device, and note what came out."""
+        """Run the model, in evaluation mode, on one batch on its device, and accumulate the results."""
 
     @abstractmethod
     def state(self) -> Any:
-        """What was noted, as plain picklable values or CPU tensors."""
+        """The accumulated results, as picklable values or CPU tensors."""
 
     @abstractmethod
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """The metrics from the states of all processes."""
+        """Compute the metrics, by name, from the states of all processes."""
 
 
 class TrainingTask(ABC, Generic[Config]):
-    """Model, data, loss and metrics of one kind of training.
+    """Model, data, loss and metrics of a task.
 
     Attributes:
-        monitor: name of the metric that chooses the best weights; larger is better.
+        config: the run's configuration.
+        monitor: name of the metric that selects the best weights; larger is better.
+        backbone: name of the backbone's submodule in the model; "" if the model is the backbone and its classifier.
     """
 
     monitor: str
+    backbone: str = ""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model, on the CPU, with its starting weights."""
+        """Build the model on the CPU, with its initial weights."""
 
     @abstractmethod
     def train_data(self) -> Dataset:
-        """Training samples. A sample may depend on the global random generators, which are seeded for each one."""
+        """The training samples. A sample may draw from the global random generators, which are seeded for each one."""
+
+    def sample_weights(self) -> Sequence[float] | None:
+        """Relative probabilities with which an epoch draws each training sample; None to use each sample once."""
+        return None
 
     @abstractmethod
     def eval_data(self) -> Mapping[str, Dataset]:
-        """Held-out samples by split.
+        """The held-out samples by split.
 
-        "val" is evaluated during training and chooses the best weights; any other once, at the end, with those.
+        "val" is evaluated during training and selects the best weights; others are evaluated once, with those weights.
         """
 
     @abstractmethod
     def collate(self, samples: list[Any]) -> Any:
-        """A batch: tensors, nested in tuples, lists and dictionaries as the task likes."""
+        """Make a batch: tensors, possibly nested in tuples, lists and dictionaries."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Named parts of the loss, each a mean over the batch; their sum is minimised."""
+        """Compute the named terms of the loss, each a mean over the batch; their sum is minimised."""
 
     @abstractmethod
     def metrics(self) -> Metrics:
-        """A fresh, empty object."""
+        """Make an empty metrics object."""
 
     @abstractmethod
     def save_weights(self, model: nn.Module, path: Path) -> None:
-        """Write the file that users load; replace an older one only when complete."""
+        """Write the weight file that users load, atomically."""

@@ -1,13 +1,10 @@
 """The training loop."""
 
 import contextlib
-import copy
-import io
-import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,148 +13,120 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ppma import config as configs
-from ppma.atomic import write_atomically
-from ppma.engine import checkpoint, folder, optim
+from ppma.engine import checkpoint, folder, optim, trackers
 from ppma.engine.config import RunConfig
-from ppma.engine.distributed import World, synchronise_batch_norm
-from ppma.engine.errors import (
-    IncompleteRunError,
-    LoaderDiedError,
-    NonFiniteLossError,
-    StoppedError,
-    TooManyBrokenError,
-)
+from ppma.engine.distributed import World
+from ppma.engine.errors import LoaderDiedError, NonFiniteLossError, StoppedError, TooManyBrokenError
 from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
-from ppma.engine.logging import MetricsLog, ProgressLine, curves, format_metrics
-from ppma.engine.sampling import Batch, name_dead_workers, seed_process, to_device, train_batches
-from ppma.engine.signals import StopRequest, stop_request
+from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics, headline
+from ppma.engine.model import build_model, frozen_norms, parallelise
+from ppma.engine.results import ResultFiles
+from ppma.engine.resume import check_fits, find_state
+from ppma.engine.sampling import Batch, StepSampler, name_dead_workers, seed_process, to_device, train_batches
+from ppma.engine.stopping import EarlyStopping, StopRequest, stop_request
 from ppma.engine.task import TrainingTask
+
+GPU_READ_STEPS = 50  # at most so many steps between reads of the loss on a GPU, each of which waits for the device
 
 
 class Trainer:
     """One run of a task in one folder.
 
-    The state of a run is what `state` returns, and everything else follows from the configuration and the step: so a
-    run continues from any checkpoint as if it had never stopped.
+    What `state` returns is the whole state of a run: everything else is a function of the configuration and the step.
+    A run resumed from any checkpoint therefore ends as if it had not been interrupted.
+
+    Losses stay on the device until they are read: at every step on a CPU; on a GPU, where reading waits for all queued
+    kernels, at logged, evaluated and saved steps and every `GPU_READ_STEPS`.
 
     Args:
-        task: model, data, loss, metrics.
-        run: the folder that is written to, by the main process only; `folder.reserve` has made it.
+        task: supplies model, data, loss and metrics.
+        run: the run's folder, reserved by `folder.reserve`; only the main process writes to it.
         world: this process among all.
-        resume: "none", "auto" (newest readable checkpoint of the folder, if any) or the path of a checkpoint.
-        overwrite: delete an earlier run in the folder, which is otherwise refused.
-        tensorboard: write TensorBoard events too.
+        resume: "none", "auto" (the newest readable checkpoint of the folder, if any) or the path of a checkpoint.
+        overwrite: delete an earlier run in the folder, which is refused otherwise.
+
+    Attributes:
+        model: the model being trained.
+        step: number of steps taken.
+        steps: number of steps of the whole run.
+        best: monitored metric of the best weights.
+        best_step: step of the best weights, 0 before the first evaluation.
     """
 
     def __init__(
-        self,
-        task: TrainingTask,
-        run: Path,
-        world: World,
-        *,
-        resume: str = "none",
-        overwrite: bool = False,
-        tensorboard: bool = True,
+        self, task: TrainingTask, run: Path, world: World, *, resume: str = "none", overwrite: bool = False
     ) -> None:
         self.task, self.run, self.world = task, run, world
         config: RunConfig = task.config
         self.config = config
-        micro = world.size * config.accumulate
+        trackers.check_installed(config.log)
         configs.require(
-            config.batch_size % micro == 0,
+            config.batch_size % (world.size * config.accumulate) == 0,
             "batch_size",
             f"a multiple of {world.size} processes x {config.accumulate} accumulated micro-batches",
             config.batch_size,
         )
-        restored = self._find_checkpoint(resume, overwrite)
+        restored = find_state(run, world, resume, overwrite=overwrite)
         seed_process(config.seed, deterministic=config.deterministic)
         self.train_data, self.eval_data = task.train_data(), dict(task.eval_data())
-        samples = len(self.train_data)  # type: ignore[arg-type]
-        configs.require(samples >= config.batch_size, "batch_size", f"at most the {samples} samples", config.batch_size)
-        self.steps_per_epoch = samples // config.batch_size
+        self.samples = len(self.train_data)  # type: ignore[arg-type]
+        configs.require(
+            self.samples >= config.batch_size, "batch_size", f"at most the {self.samples} samples", config.batch_size
+        )
+        monitored = config.early_stopping is None or "val" in self.eval_data
+        configs.require(monitored, "early_stopping", "validation data to monitor", "none")
+        self.steps_per_epoch = self.samples // config.batch_size
         self.steps = config.steps or max(1, round((config.epochs or 0) * self.steps_per_epoch))
         self._build()
         self.step, self.seconds = 0, 0.0
         self.best, self.best_step = -math.inf, 0
-        self.sums: dict[str, float] = {}
+        self.stopping = EarlyStopping(config.early_stopping)
+        self.sums: dict[str, float] = {}  # of the loss terms since the last row of metrics
         self.summed = 0
-        self.unwritten: dict[str, str] = {}  # files of the run that the disk refused, with its reason
-        self.unsaved_best: nn.Module | None = None
+        self.unread: list[torch.Tensor] = []  # loss terms of the steps since the last read, on the device
+        self.read_steps = 1 if world.device.type == "cpu" else GPU_READ_STEPS
+        self.note = ""
+        self.files = ResultFiles(run, task.save_weights)
         seed_process(config.seed, world.rank, deterministic=config.deterministic)
         if restored is not None:
             self.load(restored)
+        self.log: MetricsLog | None = None
         if world.main:
             configs.write(config, run / folder.CONFIG)
-        self.log = MetricsLog(run, self.step, tensorboard=tensorboard) if world.main else None
+            values = configs.to_dict(config)
+            self.log = MetricsLog(run, self.step, trackers.Trackers(config.log, run, self.step, values))
         self.progress = ProgressLine("train", self.steps, self.step, enabled=world.main)
         self.broken = BrokenSamples(config.max_broken, self.progress.say)
 
     def _build(self) -> None:
         config, world = self.config, self.world
-        self.model = self.task.model().to(world.device)
-        if config.sync_batch_norm and world.size > 1:
-            self.model = synchronise_batch_norm(self.model, world.device)
-        self.parallel: nn.Module = self.model
-        if world.size > 1:
-            # Synchronised norms have the same statistics everywhere; else the main process's are the ones that count.
-            self.parallel = DistributedDataParallel(
-                self.model,
-                device_ids=[world.device.index] if world.device.type == "cuda" else None,
-                broadcast_buffers=not config.sync_batch_norm,
-            )
-        self.optimizer = optim.make_optimizer(config, self.model)
+        self.model = build_model(self.task, world)
+        self.frozen_norms = frozen_norms(self.model)
+        self.optimizer = optim.make_optimizer(config, self.model, self.task.backbone)
         self.schedule = optim.make_schedule(
             config, self.optimizer, steps=self.steps, steps_per_epoch=self.steps_per_epoch
         )
         self.ema = optim.make_ema(config, self.model)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
-
-    def _find_checkpoint(self, resume: str, overwrite: bool) -> dict[str, Any] | None:
-        """The state to continue from; refuses a folder whose results the run would mix with its own."""
-        if overwrite:
-            configs.require(resume == "none", "overwrite", "no --resume beside it", f"--resume {resume}")
-            if self.world.main:
-                folder.clear(self.run)
-            self.world.broadcast(None)  # nobody looks before it is empty
-        found = folder.results_in(self.run)
-        ways = "choose another folder, or --overwrite deletes them"
-        if resume in ("none", "auto"):
-            steps = checkpoint.steps(self.run)
-            if resume == "none" and steps:
-                raise ValueError(
-                    f"out: {self.run} holds a run at step {steps[-1]}; --resume auto continues it, or {ways}"
-                )
-            state = checkpoint.newest(self.run) if resume == "auto" else None
-            if state is None and found:
-                listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-                raise ValueError(f"out: {self.run} holds {listed}, but no checkpoint to continue from; {ways}")
-        else:
-            path = Path(resume)
-            state = checkpoint.load(path)
-            if found and path.resolve().parent != (self.run / checkpoint.FOLDER).resolve():
-                raise ValueError(f"out: {self.run} holds {found[0]} of another run than {path}; {ways}")
-        found_by_all = self.world.gather(state and state["step"])
-        if len(set(found_by_all)) > 1:
-            raise ValueError(f"out: expected a folder that all processes share, they found the steps {found_by_all}")
-        return state
+        self.parallel = parallelise(self.task, self.model, world)
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to evaluate and save: the moving average where there is one."""
-        return optim.weights_to_use(self.model, self.ema)
+        """The model to evaluate and save: the moving average if there is one."""
+        return self.model if self.ema is None else self.ema.module
 
     def state(self, rng: Sequence[Any]) -> dict[str, Any]:
-        """Everything that a run needs to go on, and where it comes from.
+        """Everything needed to continue the run.
 
         Args:
-            rng: the random generators of every process.
+            rng: the states of the random generators of every process.
         """
         return {
             "step": self.step,
             "sampler": {
                 "epoch": self.step // self.steps_per_epoch,
                 "position": self.step % self.steps_per_epoch * self.config.batch_size,
-                "samples": len(self.train_data),  # type: ignore[arg-type]
+                "samples": self.samples,
             },
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
@@ -165,7 +134,8 @@ class Trainer:
             "schedule": {"step": self.step, "lr": [group["lr"] for group in self.optimizer.param_groups]},
             "scaler": self.scaler.state_dict(),
             "rng": list(rng),
-            "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.unwritten},
+            "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.files.failed},
+            "early_stopping": {"reference": self.stopping.reference, "stale": self.stopping.stale},
             "log": {"sums": self.sums, "summed": self.summed, "seconds": self.seconds},
             "config": configs.to_dict(self.config),
         }
@@ -173,49 +143,20 @@ class Trainer:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         try:
-            self._check_fits(state)
+            check_fits(state, self.config, self.model, self.optimizer, self.steps)
             self._restore(state)
         except configs.ConfigError:
             raise
         except (KeyError, TypeError, AttributeError, IndexError, ValueError, RuntimeError) as error:
             raise checkpoint.UnreadableCheckpointError(
-                f"resume: expected a checkpoint of this program, got one with other contents ({error!r:.200})"
+                f"resume: expected a checkpoint of this version, got one with other contents ({error!r:.200})"
             ) from None
-
-    def _check_fits(self, state: dict[str, Any]) -> None:
-        """Whether the state is one of this model and optimizer, and the run has not gone further than it is to go."""
-        config, then = self.config, state["config"]
-        misfit = checkpoint.misfit(state["model"], self.model.state_dict())
-        if misfit:
-            ours, theirs = (
-                f"{model} {configs.shown(changes)}"
-                for model, changes in ((config.model, config.model_args), (then["model"], then["model_args"]))
-            )
-            raise configs.ConfigError(f"resume: expected a checkpoint of {ours}, got one of {theirs}: {misfit}")
-        optimizer = then["optimizer"]["name"]
-        configs.require(
-            optimizer == config.optimizer.name,
-            "optimizer.name",
-            f"the checkpoint's, {optimizer!r}",
-            config.optimizer.name,
-        )
-        sizes, own_sizes = (
-            [len(group["params"]) for group in groups]
-            for groups in (state["optimizer"]["param_groups"], self.optimizer.param_groups)
-        )
-        configs.require(sizes == own_sizes, "optimizer", f"the checkpoint's parameter groups, {sizes}", own_sizes)
-        configs.require(
-            state["step"] <= self.steps,
-            "steps" if config.epochs is None else "epochs",
-            f"at least the {state['step']} steps that the checkpoint has behind it",
-            self.steps,
-        )
 
     def _restore(self, state: dict[str, Any]) -> None:
         changes = configs.differences(state["config"], configs.to_dict(self.config))
-        samples, before = len(self.train_data), state["sampler"].get("samples")  # type: ignore[arg-type]
-        if before not in (None, samples):
-            changes.append(f"training samples: {before} -> {samples}")
+        before = state["sampler"].get("samples")
+        if before not in (None, self.samples):
+            changes.append(f"training samples: {before} -> {self.samples}")
         if changes and self.world.main:
             warnings.warn("the configuration changed since the checkpoint: " + "; ".join(changes), stacklevel=4)
         self.step = state["step"]
@@ -231,20 +172,22 @@ class Trainer:
         kept = state["best"].get("written", True) and (self.run / folder.BEST).is_file()
         if self.best_step and not self.world.broadcast(kept):
             if self.world.main:
-                warnings.warn(f"{folder.BEST} of step {self.best_step} is lost: the best is chosen anew", stacklevel=4)
+                warnings.warn(
+                    f"{folder.BEST} of step {self.best_step} is lost: the best is selected again", stacklevel=4
+                )
             self.best, self.best_step = -math.inf, 0
+        early = state.get("early_stopping", {})
+        self.stopping.reference, self.stopping.stale = early.get("reference", -math.inf), early.get("stale", 0)
         self.sums, self.summed = dict(state["log"]["sums"]), state["log"]["summed"]
         self.seconds = state["log"]["seconds"]
         checkpoint.restore_rng(state["rng"], self.world)
 
     def save(self, path: Path) -> bool:
-        """Write a checkpoint; False where the disk refuses, which leaves the earlier ones as they are."""
+        """Write a checkpoint; False if the disk refuses, in which case the earlier ones are kept."""
         rng = self.world.gather(checkpoint.rng_state())
         written = True
         if self.world.main:
-            written = self._write(
-                f"{checkpoint.FOLDER}/{path.name}", lambda: checkpoint.save(path, self.state(rng)), "checkpoint"
-            )
+            written = self.files.save_checkpoint(path, self.state(rng))
             if written:
                 self._delete_old()
         return self.world.broadcast(written)
@@ -252,76 +195,57 @@ class Trainer:
     def _delete_old(self) -> None:
         checkpoint.keep_only(self.run, self.config.keep, self.best_step, self.step)
 
-    def _write(self, name: str, write: Callable[[], None], what: str = "") -> bool:
-        """Write a file of the run. A disk that refuses is a warning; at the end of the run, it is an error."""
-        try:
-            write()
-        except OSError as error:
-            self.unwritten[name] = error.strerror or str(error)
-            warnings.warn(f"{what or name} not written, the earlier ones are kept: {error}", stacklevel=3)
-            return False
-        self.unwritten.pop(name, None)
-        return True
-
     def train(self) -> dict[str, Any]:
-        """Run to the end; returns what summary.json holds.
+        """Train to the end and return the contents of summary.json.
 
         Raises:
-            StoppedError: asked to stop, after saving.
-            NonFiniteLossError: after saving.
-            TooManyBrokenError: after saving, in a run of one process.
+            StoppedError: a signal stopped the run; its state was saved.
+            NonFiniteLossError: the loss is not finite; the state before that step was saved.
+            TooManyBrokenError: too many unreadable samples; with one process, the state was saved.
             LoaderDiedError: a loader process was killed.
-            IncompleteRunError: the end was reached, but results could not be written.
+            IncompleteRunError: the run finished, but some results could not be written.
         """
-        batches = train_batches(
-            self.train_data,
-            self.task.collate,
-            seed=self.config.seed,
-            batch_size=self.config.batch_size,
-            accumulate=self.config.accumulate,
-            repeats=self.config.repeats,
-            workers=self.config.workers,
-            world=self.world,
-            steps=range(self.step, self.steps),
-        )
+        batches = train_batches(self.train_data, self.task.collate, self._sampler(range(self.step, self.steps)))
         self.began = time.monotonic() - self.seconds
         try:
             with name_dead_workers():
                 with stop_request() as request:
                     self._log_and_evaluate()
-                    while self.step < self.steps:
+                    while self.step < self.steps and not self.stopping.due:
                         self._step(batches, request)
                         if self._due(self.config.checkpoint_steps) or self._evaluation_due():
                             self.save(checkpoint.path_of(self.run, self.step))
                         self._log_and_evaluate()
                 return self._finish()
         except LoaderDiedError as error:
-            raise LoaderDiedError(f"{error}; {self._way_back()}") from None
+            raise LoaderDiedError(f"{error}; {self._how_to_continue()}") from None
         finally:
             batches.close()
             self.progress.close()
             if self.log is not None:
                 self.log.close()
 
-    def _due(self, every: int | None) -> bool:
-        return every is not None and self.step % every == 0 and self.step > 0
+    def _sampler(self, steps: range) -> StepSampler:
+        return StepSampler(self.samples, self.config, self.world, steps, self.task.sample_weights())
 
-    def _evaluation_due(self) -> bool:
-        return self.step == self.steps or self._due(
-            self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
-        )
+    def _due(self, every: int | None, step: int | None = None) -> bool:
+        step = self.step if step is None else step
+        return every is not None and step % every == 0 and step > 0
+
+    def _evaluation_due(self, step: int | None = None) -> bool:
+        every = self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
+        return (self.step if step is None else step) == self.steps or self._due(every, step)
 
     def _step(self, batches: Iterator[Batch], request: StopRequest) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         config, world = self.config, self.world
         self.parallel.train()
+        for norm in self.frozen_norms:
+            norm.eval()
         self.schedule.step_update(self.step)
-        lr = max(group["lr"] for group in self.optimizer.param_groups)
         losses: dict[str, torch.Tensor] = {}
-        keys = []
         for micro in range(config.accumulate):
             batch = self._next(batches, first=micro == 0)
-            keys += batch.keys
             with self._maybe_no_sync(last=micro == config.accumulate - 1):
                 with autocast(config.amp, world.device):
                     parts = self.task.loss(self.parallel, to_device(batch.data, world.device))
@@ -329,10 +253,8 @@ class Trainer:
                 self.scaler.scale(loss).backward()
             for name, part in parts.items():
                 losses[name] = losses.get(name, 0) + part.detach() / config.accumulate
-        reported = torch.stack([*(value.double() for value in losses.values()), self._flag(request)])
-        *values, stop = world.mean(reported).tolist()
-        if not all(map(math.isfinite, values)):
-            self._stop_non_finite(dict(zip(losses, values, strict=True)), lr, [key.sample for key in keys])
+        self.unread.append(torch.stack([value.double() for value in losses.values()]))
+        stop = self._read_losses(list(losses), request) if self._read_due(request) else False
         if config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_grad)
@@ -342,71 +264,102 @@ class Trainer:
         self.step += 1
         if self.ema is not None:
             self.ema.update(self.model, step=self.step)
-        for name, value in zip(losses, values, strict=True):
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.summed += 1
         self.seconds = time.monotonic() - self.began
         rate = config.batch_size / max(self.seconds / self.step, 1e-9)
-        self.progress.update(self.step, f"loss {sum(values):.4f}, lr {lr:.3g}, {rate:.0f} samples/s")
+        self.progress.update(self.step, f"{self.note}, {rate:.0f} samples/s".lstrip(", "))
         if stop:
             self._stop(request)
+
+    def _read_due(self, request: StopRequest) -> bool:
+        """Whether to read losses in this step; a decision that all processes must share."""
+        done, config = self.step + 1, self.config
+        every = (self.read_steps, config.log_steps, config.checkpoint_steps)
+        asked = self.world.size == 1 and request.signal != 0
+        return asked or self._evaluation_due(done) or any(self._due(steps, done) for steps in every)
+
+    def _read_losses(self, names: list[str], request: StopRequest) -> bool:
+        """Wait for the losses since the last read, average them over all processes and check that they are finite.
+
+        Returns:
+            Whether a process was asked to stop.
+        """
+        signal = torch.full_like(self.unread[0], float(request.signal))
+        *rows, flags = self.world.mean(torch.stack([*self.unread, signal])).tolist()
+        first = self.step + 1 - len(rows)
+        self.unread.clear()
+        for step, values in enumerate(rows, first):
+            if not all(map(math.isfinite, values)):
+                self._stop_non_finite(step, dict(zip(names, values, strict=True)))
+            for name, value in zip(names, values, strict=True):
+                self.sums[name] = self.sums.get(name, 0.0) + value
+            self.summed += 1
+        self.note = f"loss {sum(rows[-1]):.4f}, lr {self._lr():.3g}"
+        return flags[0] != 0
+
+    def _lr(self) -> float:
+        return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _next(self, batches: Iterator[Batch], *, first: bool) -> Batch:
         try:
             batch = next(batches)
             self.broken.note(batch.broken)
         except TooManyBrokenError as error:
-            # Before the first micro-batch of a step, a process on its own is still where that step began.
+            # Before the first micro-batch, the state is still that of the step's beginning.
             if first and self.world.size == 1:
                 self.save(checkpoint.path_of(self.run, self.step))
-            raise TooManyBrokenError(f"{error}; {self._way_back()}") from None
+            raise TooManyBrokenError(f"{error}; {self._how_to_continue()}") from None
         return batch
 
-    def _way_back(self) -> str:
-        """What is left of a run that failed."""
+    def _how_to_continue(self) -> str:
+        """Where a run that failed can be continued from."""
         steps = checkpoint.steps(self.run)
         if not steps:
             return f"stopped at step {self.step}, before the first checkpoint"
         return f"stopped at step {self.step}; --resume auto continues from step {steps[-1]}"
 
     def _maybe_no_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients are exchanged between processes in the last micro-batch of a step only."""
+        """Reduce gradients between processes in the last micro-batch of a step only."""
         if last or not isinstance(self.parallel, DistributedDataParallel):
             return contextlib.nullcontext()
         return self.parallel.no_sync()
-
-    def _flag(self, request: StopRequest) -> torch.Tensor:
-        return torch.tensor(float(request.signal), dtype=torch.float64, device=self.world.device)
 
     def _stop(self, request: StopRequest) -> None:
         path = checkpoint.path_of(self.run, self.step)
         if self.save(path):
             told = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
         else:
-            told = f"not saved: {self._way_back()}"
+            told = f"not saved: {self._how_to_continue()}"
         raise StoppedError(told, request.signal)
 
-    def _stop_non_finite(self, losses: dict[str, float], lr: float, samples: list[int]) -> None:
-        path = self.run / checkpoint.FOLDER / f"failed-{self.step:08d}.pt"
+    def _stop_non_finite(self, step: int, losses: dict[str, float]) -> None:
+        """Raise; before that, save the state if the optimizer has not yet used the gradients of that step."""
+        path = self.run / checkpoint.FOLDER / f"failed-{step:08d}.pt"
         self.optimizer.zero_grad(set_to_none=True)
-        where = f"the state before this step is in {path}" if self.save(path) else "the state could not be saved"
+        if step < self.step:
+            where = f"{self._how_to_continue()}, and log_steps=1 would stop before that step"
+        elif self.save(path):
+            where = f"the state before this step is in {path}"
+        else:
+            where = "the state could not be saved"
+        samples = [key.sample for keys in self._sampler(range(step, step + 1)) for key in keys]
         shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
+        self.schedule.step_update(step)
         raise NonFiniteLossError(
-            f"loss is {format_metrics(losses)} at step {self.step} (epoch {self.step // self.steps_per_epoch}, "
-            f"samples {shown}), learning rate {lr:.4g}; {where}: try a smaller lr, "
+            f"loss is {format_metrics(losses)} at step {step} (epoch {step // self.steps_per_epoch}, "
+            f"samples {shown}), learning rate {self._lr():.4g}; {where}: try a smaller lr, "
             "clip_grad or amp: none, with --resume and that path or an earlier checkpoint"
         )
 
     def _log_and_evaluate(self) -> None:
-        """Where a row is due: evaluate if that is due too, and write it.
+        """Evaluate if due, and write a row of metrics if due.
 
-        A checkpoint of this step was saved before, so a run that ends in here repeats this and nothing else.
+        A checkpoint of this step was saved before, so a run that is killed in here repeats only this.
         """
         evaluation = self._evaluation_due() and self.step > 0
         if not evaluation and not (self._due(self.config.log_steps) and self.summed):
             return
         row: dict[str, float] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "seconds": self.seconds}
-        row["lr"] = max(group["lr"] for group in self.optimizer.param_groups)
+        row["lr"] = self._lr()
         if self.summed:
             row["train_loss"] = sum(self.sums.values()) / self.summed
             if len(self.sums) > 1:
@@ -419,23 +372,22 @@ class Trainer:
             self.log.add(row)
 
     def _evaluate(self) -> dict[str, float]:
-        """Measure the weights to use on the validation data, and write them where users look for them."""
+        """Evaluate on the validation data, and write the weights that users load."""
         measured = self._measure("val") if "val" in self.eval_data else {}
         value = measured.get(f"val_{self.task.monitor}", math.inf)
         improved = not measured or self.best_step == 0 or value > self.best
         if improved:
             self.best, self.best_step = value, self.step
+        self.stopping.update(value)
         if self.world.main:
-            self._save_weights(folder.LAST, self.eval_model)
-            best = self.eval_model if improved else self.unsaved_best
-            if best is not None:
-                written = self._save_weights(folder.BEST, best)
-                self.unsaved_best = None if written else copy.deepcopy(best)  # to try again when there is room
-        self.progress.say(f"step {self.step}/{self.steps}: {format_metrics(measured)}{' (best)' if improved else ''}")
+            self.files.save_weights(self.eval_model, improved=improved)
+        shown = format_metrics(headline(measured))
+        self.progress.say(f"step {self.step}/{self.steps}: {shown}{' (best)' if improved else ''}")
+        if self.stopping.due:
+            self.progress.say(
+                f"stopping early: val_{self.task.monitor} did not improve in {self.stopping.stale} evaluations"
+            )
         return measured
-
-    def _save_weights(self, name: str, model: nn.Module) -> bool:
-        return self._write(name, lambda: self.task.save_weights(model, self.run / name), "weights")
 
     def _measure(self, split: str) -> dict[str, float]:
         measured = evaluate(
@@ -454,47 +406,22 @@ class Trainer:
         return {f"{split}_{name}": value for name, value in measured.items()}
 
     def _finish(self) -> dict[str, Any]:
-        """Measure the best weights on data that chose nothing, and write the summary and the curves."""
-        if folder.LAST in self.unwritten:
-            self._save_weights(folder.LAST, self.eval_model)
-        if self.unsaved_best is not None:
-            self._save_weights(folder.BEST, self.unsaved_best)
+        """Evaluate the best weights on the other splits, and write the summary and the curves."""
+        self.files.retry_weights(self.eval_model)
         others = [split for split in self.eval_data if split != "val"]
         if others:
             if self.world.main:
                 self._load_best()
             self.world.broadcast_parameters(self.eval_model)
         final = {key: value for split in others for key, value in self._measure(split).items()}
-        summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.steps}
+        summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.step}
         if self.log is not None:
             summary |= self._summary()
-            text = json.dumps(summary, indent=2) + "\n"
-            self._write(folder.METRICS, self.log.flush)
-            self._write(folder.SUMMARY, lambda: write_atomically(self.run / folder.SUMMARY, text.encode()))
-            self._write(folder.CURVES, self._draw_curves)
+            self.files.write_summary(summary, self.log)
             self._delete_old()
         summary = self.world.broadcast(summary)
-        self._check_complete()
+        self.files.check_complete(self.step)
         return summary
-
-    def _draw_curves(self) -> None:
-        assert self.log is not None
-        picture = io.BytesIO()
-        curves(self.log.rows).savefig(picture, dpi=120)
-        write_atomically(self.run / folder.CURVES, picture.getbuffer())
-
-    def _check_complete(self) -> None:
-        """Raise unless everything that users look for at the end was written."""
-        last = f"{checkpoint.FOLDER}/{checkpoint.path_of(self.run, self.steps).name}"
-        expected = (folder.LAST, folder.BEST, last, folder.METRICS, folder.SUMMARY, folder.CURVES)
-        missing = [name for name in expected if name in self.unwritten]
-        if missing:
-            left = checkpoint.steps(self.run)
-            way = f"--resume auto goes on from step {left[-1]}" if left else "--overwrite trains again"
-            raise IncompleteRunError(
-                f"{self.run}: all {self.steps} steps are done, but {', '.join(missing)} could not be written "
-                f"({self.unwritten[missing[0]]}); make room, then {way}"
-            )
 
     def _load_best(self) -> None:
         if self.best_step == self.step:
@@ -502,7 +429,7 @@ class Trainer:
         try:
             state = checkpoint.load(checkpoint.path_of(self.run, self.best_step))
         except (FileNotFoundError, checkpoint.UnreadableCheckpointError) as error:
-            warnings.warn(f"measuring the last weights instead of the best: {error}", stacklevel=2)
+            warnings.warn(f"evaluating the last weights instead of the best: {error}", stacklevel=2)
             return
         self.eval_model.load_state_dict(state["model"] if self.ema is None else state["ema"])
 
@@ -513,6 +440,7 @@ class Trainer:
         return {
             **{name: value for name, value in best.items() if name.startswith("val_")},
             "best_step": self.best_step,
+            "stopped_early": self.step < self.steps,
             "last": {name: value for name, value in last.items() if name != "step"},
             "samples_per_second": last.get("samples_per_second"),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),

@@ -1,4 +1,4 @@
-"""Looking at masks and attention: what a model computed for a query, as tensors and as figures (matplotlib)."""
+"""Inspect a model's decays, masks and attention, as tensors and as figures (matplotlib)."""
 
 from ppma.explore.capture import AttentionRecord, capture, capture_image, find_record
 from ppma.explore.query import QueryPanels, WhatIf, query_attention, query_mask, query_panels, query_weights

@@ -1,4 +1,4 @@
-"""Figures of one query in one image: decays, mask and attention; a strip over the heads; a query that moves."""
+"""Figures of one query token: decays, mask and attention; per head; animated over queries."""
 
 import io
 import math
@@ -12,6 +12,7 @@ from torch import Tensor
 from ppma.explore import style
 from ppma.explore.capture import AttentionRecord
 from ppma.explore.query import QueryPanels, query_panels
+from ppma.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,19 +21,24 @@ Token = tuple[int, int]
 
 
 def token_size(image: Tensor, grid: tuple[int, int]) -> tuple[float, float]:
-    """Height and width of a token in pixels of the image (3, height, width)."""
+    """Height and width of a token in pixels.
+
+    Args:
+        image: (3, height, width).
+        grid: (H, W).
+    """
     return image.shape[1] / grid[0], image.shape[2] / grid[1]
 
 
 def decay_limits(panels: Sequence[QueryPanels]) -> tuple[float, float]:
-    """One scale for all decays: from the tenth below the smallest to 1."""
+    """Common colour limits for decays: the minimum rounded down to a tenth, and 1."""
     inside = [values[~values.isnan()] for panel in panels for values in (panel.alpha, panel.beta)]
     smallest = min((values.min().item() for values in inside if values.numel()), default=0.0)
     return max(0.0, min(0.9, math.floor(10 * smallest) / 10)), 1.0
 
 
 def attention_limits(panels: Sequence[QueryPanels]) -> tuple[float, float]:
-    """One scale for all attention, with and without mask: from 0 to the largest."""
+    """Common colour limits for attention with and without the mask: 0 and the maximum."""
     return 0.0, max(max(panel.attention.max().item(), panel.masked_attention.max().item()) for panel in panels)
 
 
@@ -44,40 +50,40 @@ def query_figure(
     columns: int = 6,
     scales: Sequence[QueryPanels] | None = None,
 ) -> "Figure":
-    """Image with the token's box, alpha, beta, mask, attention without mask, masked attention.
+    """Draw the image with the query, both decays, the mask, and the attention without and with it.
 
-    Decays share one colour scale, the two attentions another.
+    Decays share one colour scale, the two attention maps another.
 
     Args:
         image: (3, height, width), values in [0, 1].
         panels: from `query_panels`.
         query: (i, j).
-        columns: panels side by side: 6, 3 or 2.
-        scales: the panels whose values the colour scales span, for figures to be compared; `panels` alone if None.
+        columns: panels per row: 6, 3 or 2.
+        scales: panels that the colour scales span, for comparable figures; `panels` alone if None.
     """
     grid = (panels.mask.shape[0], panels.mask.shape[1])
     decay, attention = decay_limits(scales or [panels]), attention_limits(scales or [panels])
     figure = style.new_figure(2.15 * columns, 2.3 * (6 // columns))
     axes = figure.subplots(6 // columns, columns, squeeze=False).flatten()
-    style.picture(axes[0], image, "image and query")
-    axes[0].add_patch(style.box(query, grid, scale=token_size(image, grid)))
-    style.heat(axes[1], panels.alpha, "decay α (horizontal)", limits=decay, colours=style.DECAY_COLOURS)
-    drawn = style.heat(axes[2], panels.beta, "decay β (vertical)", limits=decay, colours=style.DECAY_COLOURS)
+    style.show_image(axes[0], image, "image and query")
+    axes[0].add_patch(style.token_box(query, grid, scale=token_size(image, grid)))
+    style.heatmap(axes[1], panels.alpha, "decay α (horizontal)", limits=decay, colours=style.DECAY_COLOURS)
+    drawn = style.heatmap(axes[2], panels.beta, "decay β (vertical)", limits=decay, colours=style.DECAY_COLOURS)
     figure.colorbar(drawn, ax=axes[2], shrink=0.75)
-    drawn = style.heat(axes[3], panels.mask, "mask", query=query)
+    drawn = style.heatmap(axes[3], panels.mask, "mask", query=query)
     figure.colorbar(drawn, ax=axes[3], shrink=0.75)
-    style.heat(axes[4], panels.attention, "attention without mask", limits=attention, query=query)
-    drawn = style.heat(axes[5], panels.masked_attention, "masked attention", limits=attention, query=query)
+    style.heatmap(axes[4], panels.attention, "attention without mask", limits=attention, query=query)
+    drawn = style.heatmap(axes[5], panels.masked_attention, "masked attention", limits=attention, query=query)
     figure.colorbar(drawn, ax=axes[5], shrink=0.75, format="%.2g")
     return figure
 
 
 def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figure":
-    """One column for each head: decays, mask, attention without and with the mask, on one colour scale a row.
+    """Draw one column per head: decays, mask, attention without and with the mask; one colour scale per row.
 
     Args:
         image: (3, height, width), values in [0, 1].
-        record: of an attention of a model for this image.
+        record: an attention of the model for this image.
         query: (i, j).
     """
     panels = [query_panels(record, query, head=head) for head in range(record.heads)]
@@ -92,13 +98,13 @@ def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figur
     figure = style.new_figure(2.4 + 1.5 * record.heads, 1.5 * len(rows) + 0.3)
     grid = figure.subplots(len(rows), 1 + record.heads, squeeze=False)
     first, axes = grid[:, 0], grid[:, 1:]
-    style.picture(first[0], image, "query")
-    first[0].add_patch(style.box(query, record.grid, scale=token_size(image, record.grid)))
+    style.show_image(first[0], image, "query")
+    first[0].add_patch(style.token_box(query, record.grid, scale=token_size(image, record.grid)))
     for axis in first[1:]:
         axis.set_axis_off()
     for row, (name, values, limits, colours, marked) in zip(axes, rows, strict=True):
         for axis, array in zip(row, values, strict=True):
-            drawn = style.heat(axis, array, "", limits=limits, colours=colours, query=marked)
+            drawn = style.heatmap(axis, array, "", limits=limits, colours=colours, query=marked)
         row[0].set_ylabel(name, fontsize=10)
         figure.colorbar(drawn, ax=list(row), shrink=0.8, format="%.2g")
     for head, axis in enumerate(axes[0]):
@@ -107,7 +113,7 @@ def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figur
 
 
 def walk(grid: tuple[int, int], steps: int = 24) -> list[Token]:
-    """Tokens around the middle of the grid, on a closed curve, none twice in a row."""
+    """Tokens on a closed curve around the centre of the grid, without immediate repetitions."""
     H, W = grid
     tokens: list[Token] = []
     for step in range(steps):
@@ -122,27 +128,26 @@ def walk(grid: tuple[int, int], steps: int = 24) -> list[Token]:
 def query_animation(
     image: Tensor, record: AttentionRecord, queries: Sequence[Token], *, head: int | None = None, dpi: int = 80
 ) -> list[Image.Image]:
-    """One `query_figure` for each query, as images, all on the same colour scales.
+    """Render a `query_figure` for each query, all on the same colour scales.
 
     Args:
         image: (3, height, width), values in [0, 1].
-        record: of an attention of a model for this image.
-        queries: tokens, in the order of the animation.
-        head: counted from 0; None for the mean over the heads.
-        dpi: pixels to the inch.
+        record: an attention of the model for this image.
+        queries: tokens in order.
+        head: 0-based; None for the mean over the heads.
+        dpi: pixels per inch.
     """
     panels = [query_panels(record, query, head=head) for query in queries]
     return [
-        style.rendered(query_figure(image, panel, query, columns=3, scales=panels), dpi=dpi)
-        for query, panel in zip(queries, panels, strict=True)
+        style.render(query_figure(image, panel, query, columns=3, scales=panels), dpi=dpi)
+        for query, panel in track(list(zip(queries, panels, strict=True)), "frames")
     ]
 
 
 def save_gif(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 200) -> None:
-    """Write frames of one size as an endless GIF."""
-    style.check_format(path, (".gif",))
-    # One palette for all frames: what does not move keeps its bytes, and the file small.
-    # The box of the query is too thin to earn a colour there by itself.
+    """Write frames of equal size as a looping GIF."""
+    # One palette for all frames keeps static regions identical and the file small. The query's box is too thin to get
+    # a palette entry by itself.
     palette_source = frames[0].copy()
     palette_source.paste(style.QUERY_COLOUR, (0, 0, palette_source.width, palette_source.height // 10))
     palette = palette_source.quantize(colors=128)

@@ -1,4 +1,4 @@
-"""What the attentions of a model are computed from: hooks keep it while the model runs as it always does."""
+"""Capture the inputs of a model's attention layers with forward hooks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ from ppma.ops.options import Combine
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """One masked attention of a model, for a batch of images.
+    """Inputs of one masked attention for a batch of images.
 
     Attributes:
-        name: of the module, such as "stages.0.blocks.1.attn".
-        kind: "full" or "criss_cross".
+        name: module name, such as "stages.0.blocks.1.attn".
+        kind: "full", "criss_cross", "linear" or "decomposed".
         combine: "hadamard" or "logit".
-        q: (B, heads, H, W, d), turned by the positions; (B, heads, 1, prefix + H*W, d) with prefix tokens.
-        k: like q.
-        mask: over the same tokens.
+        q: (B, heads, H, W, d), rotated (RoPE); (B, heads, 1, prefix + H*W, d) with prefix tokens.
+        k: same shape as q, rotated.
+        mask: structured mask over the same tokens.
         grid: (H, W).
-        prefix: how many tokens stand before the grid.
+        prefix: number of tokens before the grid, such as class tokens.
     """
 
     name: str
@@ -39,7 +39,7 @@ class AttentionRecord:
 
     @property
     def heads(self) -> int:
-        """Attention heads."""
+        """Number of attention heads."""
         return self.q.shape[1]
 
 
@@ -60,16 +60,16 @@ def _record(name: str, module: PolylineAttention, inputs: AttentionInputs) -> At
 def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
     """Record every masked attention that runs inside the context, in order.
 
-    The model's own computation is untouched: a hook looks at the input of each `PolylineAttention` and projects it once
-    more. Outputs inside the context are bit for bit those outside.
+    A hook reads the input of each `PolylineAttention` and repeats its projections. The model itself is unchanged: its
+    outputs are bit-identical inside and outside the context.
 
     Args:
         model: any module that contains `PolylineAttention`.
 
     Yields:
-        A list that grows while the model runs.
+        A list that grows as the model runs.
 
-    Example:
+    Examples:
         >>> import timm, torch, ppma
         >>> from ppma.explore import capture
         >>> model = timm.create_model("ppma_nano").eval()
@@ -81,11 +81,11 @@ def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
     records: list[AttentionRecord] = []
 
     def hook(name: str) -> Any:
-        def look(module: PolylineAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record(module: PolylineAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch.no_grad():
                 records.append(_record(name, module, module.inputs(*args, **kwargs)))
 
-        return look
+        return record
 
     handles = [
         module.register_forward_pre_hook(hook(name), with_kwargs=True)
@@ -100,7 +100,19 @@ def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
 
 
 def capture_image(model: nn.Module, image: Tensor) -> list[AttentionRecord]:
-    """Every masked attention of a model, in evaluation mode, for one image (3, height, width)."""
+    """Run a model in evaluation mode on one image and record every masked attention.
+
+    Args:
+        model: any module that contains `PolylineAttention`.
+        image: (3, height, width), normalised.
+
+    Examples:
+        >>> import timm, torch
+        >>> from ppma.explore import capture_image
+        >>> records = capture_image(timm.create_model("ppma_nano"), torch.randn(3, 32, 32))
+        >>> records[-1].name, records[-1].kind, records[-1].grid
+        ('stages.3.blocks.0.attn', 'full', (2, 2))
+    """
     was_training = model.training
     try:
         with capture(model.eval()) as records, torch.no_grad():
@@ -113,7 +125,13 @@ def capture_image(model: nn.Module, image: Tensor) -> list[AttentionRecord]:
 
 
 def find_record(records: list[AttentionRecord], stage: int, block: int) -> AttentionRecord:
-    """The attention of a block of a backbone, both counted from 0."""
+    """The record of one block of a backbone.
+
+    Args:
+        records: from `capture` or `capture_image`.
+        stage: 0-based.
+        block: 0-based within the stage.
+    """
     name = f"stages.{stage}.blocks.{block}.attn"
     for record in records:
         if record.name.endswith(name):

@@ -1,4 +1,4 @@
-"""Time and memory of a product with the mask against the number of tokens, measured when the figure is drawn."""
+"""Measure and plot time and memory of a product with the mask against the number of tokens."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,24 @@ from ppma.measure.costs import METHODS, exponent
 from ppma.measure.memory import peak
 from ppma.measure.timing import interleave
 from ppma.ops import checks, polyline_scan
+from ppma.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHANNELS = 16
-SMALLEST_PEAK = 100_000  # bytes: the resident set grows by pages, and less than this is chance
+SMALLEST_PEAK = 100_000  # bytes; less than this is noise, since the resident set grows in pages
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to compute the V2H mask times x, and the grids on which it ends in reasonable time."""
+    """A method to multiply by the V2H mask.
+
+    Attributes:
+        label: name and complexity, for the legend.
+        run: (x, log_alpha, log_beta) -> mask times x.
+        sides: grid sides on which it finishes in reasonable time.
+    """
 
     label: str
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -35,7 +42,7 @@ def _scan(x: Tensor, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
 
 
 def _as_power(cost: str) -> str:
-    """The exponent in "O(N^1.5)", raised."""
+    """Typeset the exponent in "O(N^1.5)"."""
     return re.sub(r"N\^([\d.]+)", r"$N^{\1}$", cost)
 
 
@@ -48,7 +55,7 @@ CONTENDERS = {
 
 
 def call(name: str, side: int) -> Callable[[], Tensor]:
-    """One product on a side x side grid with 16 channels in float64, the type of the literal definition."""
+    """A function that runs one product on a side x side grid: 16 channels, float64 like the reference."""
     checks.one_of("method", name, CONTENDERS)
     generator = torch.Generator().manual_seed(0)
     log_alpha, log_beta = -torch.rand(2, side, side, generator=generator, dtype=torch.float64)
@@ -63,12 +70,12 @@ def call(name: str, side: int) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one method needs on growing grids.
+    """Cost of one method on growing grids.
 
     Attributes:
-        sides: of the square grids.
-        seconds: median of each.
-        peak_bytes: memory at the peak, beyond inputs and libraries; empty where it was not measured.
+        sides: sides of the square grids.
+        seconds: median time on each grid.
+        peak_bytes: peak memory on each grid, excluding inputs and libraries; empty if not measured.
     """
 
     sides: tuple[int, ...]
@@ -77,15 +84,15 @@ class Cost:
 
 
 def measure(largest: int = 256, *, rounds: int = 5, memory: bool = True) -> dict[str, Cost]:
-    """Run every method on its grids up to a side, now and here.
+    """Time every method on its grids.
 
     Args:
         largest: side of the largest grid.
-        rounds: each grid is timed so often, in turns.
-        memory: measure the peak memory as well, each in a process of its own (Linux).
+        rounds: timings per grid, interleaved.
+        memory: also measure peak memory, in a separate process each (Linux).
 
     Returns:
-        Costs by method.
+        Method name -> cost.
     """
     costs = {}
     for name, contender in CONTENDERS.items():
@@ -93,15 +100,16 @@ def measure(largest: int = 256, *, rounds: int = 5, memory: bool = True) -> dict
         if not sides:
             raise ValueError(f"largest: expected a side of at least {contender.sides[0]}, got {largest}")
         timings = interleave({str(side): call(name, side) for side in sides}, rounds=rounds, label=name)
-        peaks = tuple(peak("ppma.explore.cost:call", name, side, warm=True) for side in sides) if memory else ()
+        measured = track(sides if memory else (), f"{name}, memory")
+        peaks = tuple(peak("ppma.explore.cost:call", name, side, warm=True) for side in measured)
         costs[name] = Cost(sides, tuple(timings.median(str(side)) for side in sides), peaks)
     return costs
 
 
 def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
-    """Time and, where measured, peak memory against N, both axes logarithmic; the legend has the fitted exponents.
+    """Log-log plots of time and, if measured, peak memory against N, with the fitted exponents in the legend.
 
-    Peaks that are too small to be measured are left out.
+    Peaks too small to measure are left out.
 
     Args:
         costs: from `measure`.
@@ -135,5 +143,5 @@ def _megabytes(cost: Cost) -> dict[int, float]:
 
 
 def _slope(sides: Sequence[int], values: Sequence[float]) -> float:
-    """The exponent between the two largest grids, where fixed costs count least."""
+    """The exponent between the two largest grids, where fixed costs matter least."""
     return exponent(sides[-2:], values[-2:]) if len(sides) > 1 else float("nan")

@@ -1,4 +1,4 @@
-"""The figures of `ppma figure`: each is drawn from the options that the command took. All counts start at 1 here."""
+"""The figures of `ppma figure`, drawn from its options. Indices in options are 1-based."""
 
 import argparse
 from collections.abc import Callable
@@ -7,34 +7,47 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppma.explore import attention, cost, gallery, paths, receptive, style
+from ppma.atomic import write_atomically
+from ppma.data.decoding import image_files
+from ppma.explore import attention, cost, gallery, matrices, paths, receptive, scans, selectivity, style
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
-from ppma.explore.images import find_image
+from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject
+from ppma.models.published import PUBLISHED
+from ppma.outputs import check_target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pair = tuple[int, int]
 
-# Limits of what is still to be seen, or is drawn in minutes.
+# Limits of what is legible, or takes minutes.
 LARGEST_PATHS = 40  # rows or columns
-LARGEST_MASKS = 64  # a dense mask has the fourth power of it
+LARGEST_3D = 12  # tokens along an axis
+LARGEST_MATRICES = 8  # rows or columns
+LARGEST_MASKS = 64  # a dense mask has side^4 entries
 MOST_FRAMES = 360
 MOST_ROUNDS = 1000
 MOST_IMAGES = 512
 
 
 def _within(name: str, value: int, high: int, low: int = 1) -> int:
-    """A number that a user gave, if it lies between the two."""
+    """Check the range of an option."""
     if not low <= value <= high:
         raise ValueError(f"{name}: expected {low} to {high}, got {value}")
     return value
 
 
+def _check_grid(grid: Pair, largest: int) -> Pair:
+    """Check the size of a grid."""
+    if not all(1 <= extent <= largest for extent in grid):
+        raise ValueError(f"grid: expected 1,1 to {largest},{largest}, got {_listed(grid)}")
+    return grid
+
+
 def _token(name: str, given: Pair, grid: Pair) -> Pair:
-    """A token of the grid that a user counted from 1,1."""
+    """Convert a 1-based token to a 0-based one and check that it is on the grid."""
     row, column = given
     if not (1 <= row <= grid[0] and 1 <= column <= grid[1]):
         raise ValueError(f"{name}: expected 1,1 to {grid[0]},{grid[1]}, the tokens of the grid, got {row},{column}")
@@ -42,25 +55,23 @@ def _token(name: str, given: Pair, grid: Pair) -> Pair:
 
 
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    """These options would be ignored here."""
+    """Raise a ValueError if options are given that would be ignored."""
     for name in names:
         if getattr(arguments, name) is not None:
             raise ValueError(f"{name}: {why}")
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Draw the figure `arguments.name` with its options and write `arguments.out`."""
-    if arguments.name == "attention":
-        _write_attention(arguments)
+    """Draw the figure `arguments.name` and write it to `arguments.out`."""
+    if arguments.name in WRITE:
+        WRITE[arguments.name](arguments)
         return
-    style.check_out(arguments.out, style.FORMATS)  # before minutes of measuring
+    check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
     style.save(DRAW[arguments.name](arguments), arguments.out)
 
 
 def _draw_paths(arguments: argparse.Namespace) -> "Figure":
-    if not all(1 <= extent <= LARGEST_PATHS for extent in arguments.grid):
-        rows, columns = arguments.grid
-        raise ValueError(f"grid: expected 1,1 to {LARGEST_PATHS},{LARGEST_PATHS}, got {rows},{columns}")
+    _check_grid(arguments.grid, LARGEST_PATHS)
     query, key = (_token(name, getattr(arguments, name), arguments.grid) for name in ("query", "key"))
     return paths.path_figure(query, key, arguments.grid)
 
@@ -68,7 +79,7 @@ def _draw_paths(arguments: argparse.Namespace) -> "Figure":
 def _draw_masks(arguments: argparse.Namespace) -> "Figure":
     if arguments.checkpoint is not None:
         _refuse(arguments, ("side",), "expected without --checkpoint, whose grid is the model's")
-        _, record = _look(open_subject(arguments.checkpoint, ""), arguments.image or "cat", arguments)
+        _, record = _capture(open_subject(arguments.checkpoint, ""), arguments.image or "cat", arguments)
         shape = (record.q.shape[0], record.heads, *record.grid)
         of_heads = [decay.expand(shape)[0] for decay in decays(record.mask)]
         head = _head(arguments, record)
@@ -80,21 +91,21 @@ def _draw_masks(arguments: argparse.Namespace) -> "Figure":
         log_decays = list(gallery.edge_decays(image))
     log_alpha, log_beta = log_decays
     grid = (log_alpha.shape[0], log_alpha.shape[1])
-    # A little off the middle, where a disc would hide that the masks differ.
+    # Off centre: in the middle of a disc the masks look alike.
     middle = (3 * grid[0] // 8, grid[1] // 3)
     query = middle if arguments.query is None else _token("query", arguments.query, grid)
     return gallery.mask_gallery(log_alpha, log_beta, query)
 
 
 def _tokens(image: str, grid: Pair) -> Tensor:
-    """An image with one pixel for each token, (3, H, W)."""
+    """Load an image at one pixel per token, (3, H, W)."""
     from timm.data.transforms import ToTensor
 
     return F.adaptive_avg_pool2d(ToTensor()(find_image(image)), grid)
 
 
-def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
-    """The image as the model sees it, and the attention that was asked for."""
+def _capture(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
+    """The image as the model sees it, and the selected attention."""
     depths = subject.model.config.depths
     stage = _within("stage", 1 if arguments.stage is None else arguments.stage, len(depths))
     block = _within("block", 1 if arguments.block is None else arguments.block, depths[stage - 1])
@@ -103,8 +114,8 @@ def _look(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[
 
 
 def _what_if(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord, Pair]:
-    """The image, the attention after all what-ifs, and the query."""
-    image, record = _look(open_subject(arguments.checkpoint, arguments.model), arguments.image, arguments)
+    """The image, the selected attention with the requested changes, and the query."""
+    image, record = _capture(open_subject(arguments.checkpoint, arguments.model), arguments.image, arguments)
     edges = gallery.edge_decays(F.adaptive_avg_pool2d(image, record.grid)) if arguments.decays == "edges" else None
     change = WhatIf(arguments.mask, arguments.formulation, edges, arguments.strength)
     middle = record.grid[0] // 2, record.grid[1] // 2
@@ -117,7 +128,7 @@ def _head(arguments: argparse.Namespace, record: AttentionRecord) -> int | None:
 
 
 def _write_attention(arguments: argparse.Namespace) -> None:
-    style.check_out(arguments.out, (*style.FORMATS, ".gif"))
+    check_target("out", arguments.out, (*style.FORMATS, ".gif"))
     moving = arguments.out.suffix.lower() == ".gif"
     if moving:
         _refuse(arguments, ("query",), "expected without a .gif, where the query moves")
@@ -134,6 +145,49 @@ def _write_attention(arguments: argparse.Namespace) -> None:
         style.save(attention.query_figure(image, panels, query), arguments.out)
 
 
+def _draw_paths_3d(arguments: argparse.Namespace) -> "Figure":
+    grid, tokens = arguments.grid, (arguments.query, arguments.key)
+    if not all(1 <= extent <= LARGEST_3D for extent in grid):
+        raise ValueError(f"grid: expected 1 to {LARGEST_3D} along each axis, got {_listed(grid)}")
+    for name, token in zip(("query", "key"), tokens, strict=True):
+        if not all(1 <= index <= extent for index, extent in zip(token, grid, strict=True)):
+            raise ValueError(f"{name}: expected 1,1,1 to {_listed(grid)}, the tokens of the grid, got {_listed(token)}")
+    query, key = (tuple(index - 1 for index in token) for token in tokens)
+    return paths.path_figure_3d(query, key, grid)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _draw_scans(arguments: argparse.Namespace) -> "Figure":
+    return scans.scans_figure(_check_grid(arguments.grid, LARGEST_PATHS))
+
+
+def _draw_matrices(arguments: argparse.Namespace) -> "Figure":
+    grid = _check_grid(arguments.grid, LARGEST_MATRICES)
+    return matrices.factors_figure(*gallery.edge_decays(F.adaptive_avg_pool2d(gallery.disc(24), grid)))
+
+
+def _write_selectivity(arguments: argparse.Namespace) -> None:
+    tables = {".csv": selectivity.selectivity_csv, ".json": selectivity.selectivity_json}
+    for path in arguments.out:
+        check_target("out", path, (*style.FORMATS, *tables))
+    files, problems = image_files(arguments.image or [*sample_names()])
+    if problems:
+        raise ValueError(f"image: {problems[0]}")
+    images = [find_image(file) for file in files[: MOST_IMAGES + 1]]
+    _within("image, number of files", len(images), MOST_IMAGES)
+    subject = open_subject(arguments.checkpoint, arguments.model)
+    rows = selectivity.selectivity(subject, images)
+    for path in arguments.out:
+        if write_table := tables.get(path.suffix.lower()):
+            write_atomically(path, write_table(rows).encode())
+        else:
+            style.save(selectivity.selectivity_figure(rows, f"{subject.name}, {len(images)} images"), path)
+    print(selectivity.selectivity_summary(rows))
+
+
 def _draw_cost(arguments: argparse.Namespace) -> "Figure":
     rounds = _within("rounds", arguments.rounds, MOST_ROUNDS)
     return cost.cost_figure(cost.measure(arguments.largest, rounds=rounds, memory=arguments.memory))
@@ -141,9 +195,9 @@ def _draw_cost(arguments: argparse.Namespace) -> "Figure":
 
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     count = _within("images", arguments.images, MOST_IMAGES)
-    if arguments.checkpoint is not None:
-        _refuse(arguments, ("masks",), "expected without --checkpoint, which has one")
-        subjects = [open_subject(arguments.checkpoint, "")]
+    if arguments.checkpoint is not None or arguments.model in PUBLISHED:
+        _refuse(arguments, ("masks",), "expected without --checkpoint and published weights, which have one")
+        subjects = [open_subject(arguments.checkpoint, arguments.model)]
         names = [subjects[0].name]
     else:
         names = ("none,rmt,2d" if arguments.masks is None else arguments.masks).split(",")
@@ -159,10 +213,19 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
 
 
 DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
+    "scans": _draw_scans,
     "paths": _draw_paths,
+    "paths-3d": _draw_paths_3d,
+    "matrices": _draw_matrices,
     "pairs": lambda arguments: paths.path_gallery(arguments.side, arguments.path),
     "masks": _draw_masks,
     "heads": lambda arguments: attention.heads_figure(*_what_if(arguments)),
     "cost": _draw_cost,
     "receptive-field": _draw_receptive,
+}
+
+# Figures that write more than one kind of file.
+WRITE: dict[str, Callable[[argparse.Namespace], None]] = {
+    "attention": _write_attention,
+    "selectivity": _write_selectivity,
 }

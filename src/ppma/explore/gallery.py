@@ -1,4 +1,4 @@
-"""The structured masks of the paper's ablation side by side, for one query."""
+"""The structured masks of the paper's ablation for one query."""
 
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,16 @@ from ppma.explore.query import RMT_SPAN, check_query
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CALM, EDGE = -0.05, -1.5  # log-decays inside a region, and across the strongest edge
+SMOOTH, EDGE = -0.05, -1.5  # log-decays within a region and across the strongest edge
 
 
 def edge_decays(image: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-decays such as a model might learn: near 1 where neighbouring tokens are alike, small across an edge.
+    """Log-decays set by a rule, not learned: near 0 in smooth regions, strongly negative across edges.
 
-    Set by a rule and not learned; for pictures that explain.
+    For illustrations of what a mask does with good decays.
 
     Args:
-        image: (channels, H, W), one pixel for each token.
+        image: (channels, H, W), one pixel per token.
 
     Returns:
         log_alpha and log_beta, (H, W) each.
@@ -30,19 +30,19 @@ def edge_decays(image: Tensor) -> tuple[Tensor, Tensor]:
     across[:, 1:] = (image[:, :, 1:] - image[:, :, :-1]).abs().mean(0)
     down[1:, :] = (image[:, 1:] - image[:, :-1]).abs().mean(0)
     strongest = max(across.max().item(), down.max().item(), 1e-12)
-    # Squared, so that texture counts for little beside an edge.
-    log_alpha, log_beta = (CALM + (EDGE - CALM) * (steps / strongest) ** 2 for steps in (across, down))
+    # Squaring suppresses texture relative to edges.
+    log_alpha, log_beta = (SMOOTH + (EDGE - SMOOTH) * (steps / strongest) ** 2 for steps in (across, down))
     return log_alpha, log_beta
 
 
 def disc(side: int, radius: float = 0.32) -> Tensor:
-    """The image of a disc, (1, side, side), 1 inside and 0 outside."""
+    """A binary image of a disc, (1, side, side)."""
     axis = (torch.arange(side) + 0.5) / side - 0.5
     return ((axis[:, None] ** 2 + axis[None, :] ** 2) < radius**2).float()[None]
 
 
 def masks_of_query(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) -> dict[str, Tensor]:
-    """What each structured mask gives the keys of one query, scaled so that the query itself has 1.
+    """Each structured mask's weights for one query, scaled to 1 at the query itself.
 
     Args:
         log_alpha: (H, W).
@@ -67,7 +67,7 @@ def masks_of_query(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) 
 
 
 def mask_gallery(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) -> "Figure":
-    """The structured masks of the ablation for one query, on one colour scale.
+    """Draw the structured masks of the ablation for one query on one colour scale.
 
     Args:
         log_alpha: (H, W).
@@ -78,6 +78,6 @@ def mask_gallery(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) ->
     figure = style.new_figure(2.1 * len(panels), 2.5)
     axes = figure.subplots(1, len(panels))
     for axis, (name, values) in zip(axes, panels.items(), strict=True):
-        image = style.heat(axis, values, name, query=query)
+        image = style.heatmap(axis, values, name, query=query)
     figure.colorbar(image, ax=axes, shrink=0.8, label="weight of the key")
     return figure

@@ -1,4 +1,4 @@
-"""Which requests reach the explorer: those of its own page, sent to its own address, of a bounded size."""
+"""Middleware that admits only requests from the explorer's own page, to its own address, of bounded size."""
 
 import ipaddress
 import json
@@ -11,19 +11,24 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The browser itself refuses whatever is not on this server, so the page works offline and tells nobody.
+# The browser loads nothing from other servers: the page works offline and leaks nothing.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' data: blob:"
 API = "/gradio_api/"
 JOIN, UPLOAD = f"{API}queue/join", f"{API}upload"
 POSTED = (JOIN, UPLOAD, f"{API}cancel", f"{API}reset")
-# What the page asks Gradio for. The rest of its interface (calls by name, a proxy, recordings, ...) stays closed.
+# Routes that the page uses. The rest of Gradio's interface (calls by name, a proxy, recordings, ...) stays closed.
 READ = ("app_id", "config", "file=", "heartbeat/", "info", "queue/data", "startup-events", "theme.css", "upload_")
-JSON_BYTES = 65_536  # the two largest tables have a tenth of it
-OPEN_REQUESTS = 64  # at a time, with the streams that each open page keeps
+JSON_BYTES = 65_536  # ten times the largest valid request
+OPEN_REQUESTS = 64  # concurrent, including the event stream of each open page
 
 
-class Refused(Exception):  # noqa: N818  # an answer, not an error
-    """A request that is not served: the status of the answer, and what it says."""
+class Refused(Exception):  # noqa: N818  # a response, not an error
+    """A rejected request.
+
+    Args:
+        status: HTTP status of the response.
+        message: shown to the user.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -34,10 +39,10 @@ class Gate:
     """Middleware in front of the page.
 
     Args:
-        app: what is protected.
+        app: the application to protect.
         host: the address that the server listens on.
-        parse: turns the body of a call into what Gradio gets; a ValueError is told to the user.
-        upload_bytes: the largest file.
+        parse: validates the body of a call and returns what Gradio receives; a ValueError is shown to the user.
+        upload_bytes: maximum file size.
     """
 
     def __init__(self, app: ASGIApp, host: str, parse: Callable[[bytes], dict[str, Any]], upload_bytes: int) -> None:
@@ -67,17 +72,17 @@ class Gate:
             self.open -= 1
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
-        """What the app is to receive, or Refused."""
+        """The `receive` callable for the app; raises `Refused`."""
         headers = Headers(scope=scope)
         _check_address(headers, self.host, scope["server"][1])
         if self.open > OPEN_REQUESTS:
-            raise Refused(503, f"requests: expected at most {OPEN_REQUESTS} at a time, got more")
+            raise Refused(503, f"requests: at most {OPEN_REQUESTS} at a time")
         path = scope["path"].rstrip("/")
         if scope["method"] != "POST":
             _check_read(scope["method"], path)
             return receive
         if path not in self.limits:
-            raise Refused(404, "path: expected one that the page uses, got another")
+            raise Refused(404, "path: not used by the page")
         _check_length(headers, self.limits[path])
         if path != JOIN:
             return receive
@@ -93,11 +98,11 @@ class Gate:
 def is_served_host(header: str, host: str, port: int) -> bool:
     """Whether a Host header names this server.
 
-    A page elsewhere can point a name of its own at this machine (DNS rebinding), and the browser then lets it read the
-    answers. Such a request names the other host.
+    A website can point its own domain at this machine (DNS rebinding), and the browser then lets it read the
+    responses. Such a request carries the other domain in its Host header.
 
     Args:
-        header: as received.
+        header: value of the Host header.
         host: the address that the server listens on.
         port: the port that it listens on.
     """
@@ -114,7 +119,7 @@ def is_served_host(header: str, host: str, port: int) -> bool:
     address = _address(name)
     if address is None:
         return everywhere and name == socket.gethostname().lower()
-    return address.is_loopback or everywhere  # an address cannot be pointed elsewhere
+    return address.is_loopback or everywhere  # an IP address cannot be rebound
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -127,26 +132,26 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _check_address(headers: Headers, host: str, port: int) -> None:
     names, origins = headers.getlist("host"), headers.getlist("origin")
     if len(names) != 1 or not is_served_host(names[0], host, port):
-        raise Refused(403, f"host: expected localhost:{port} or the address given by --host, got another")
+        raise Refused(403, f"host: expected localhost:{port} or the address given by --host")
     if any(origin.removeprefix("https://").removeprefix("http://") != names[0] for origin in origins):
-        raise Refused(403, "origin: expected the explorer's own page, got another")
+        raise Refused(403, "origin: expected the explorer's own page")
 
 
 def _check_read(method: str, path: str) -> None:
     if method not in ("GET", "HEAD"):
-        raise Refused(405, "method: expected GET, HEAD or POST, got another")
+        raise Refused(405, "method: expected GET, HEAD or POST")
     asked = unquote(path)
     if not asked.startswith(API):
         return  # the page and its scripts
     asked = asked.removeprefix(API)
     if not asked.startswith(READ) or "://" in asked:  # Gradio would fetch file=https://...
-        raise Refused(404, "path: expected one that the page uses, got another")
+        raise Refused(404, "path: not used by the page")
 
 
 def _check_length(headers: Headers, limit: int) -> None:
     length = headers.get("content-length", "")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
-        raise Refused(411, "body: expected its length, got none")
+        raise Refused(411, "body: expected a Content-Length header")
     if len(length) > 12 or int(length) > limit:
         raise Refused(413, f"body: expected at most {limit} bytes, got more")
 
@@ -156,7 +161,7 @@ async def _body(receive: Receive) -> bytes:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            raise Refused(400, "body: expected all of it, got a part")
+            raise Refused(400, "body: incomplete")
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(parts)

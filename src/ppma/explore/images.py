@@ -1,4 +1,4 @@
-"""Images that users bring, with limits, and the samples that come with the package."""
+"""User images, with size limits, and the bundled sample images."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from ppma.ops import checks
 SAMPLES = Path(__file__).parent / "samples"
 MAX_BYTES = 10_000_000
 MAX_PIXELS = 40_000_000
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # others of Pillow's run programs, or scripts
-MAX_RATIO = 10  # of the sides: a longer image would be scaled to something huge
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # other Pillow formats run external programs or scripts
+MAX_RATIO = 10  # aspect ratio; resizing a longer image to the model's size would make it huge
 
 
 def sample_names() -> tuple[str, ...]:
-    """The names of the sample images."""
+    """Names of the sample images."""
     return tuple(sorted(path.stem for path in SAMPLES.iterdir() if path.suffix in (".png", ".jpg")))
 
 
@@ -27,15 +27,15 @@ def sample_path(name: str) -> Path:
 
 
 def read_image(path: str | Path) -> Image.Image:
-    """An image file in RGB.
+    """Read an image file as RGB.
 
     Raises:
-        ValueError: it is too large or no image; the message is for the user.
+        ValueError: the file is too large or not an image; the message is for the user.
     """
     path = Path(path)
     try:
         size = path.stat().st_size if path.is_file() else None
-    except OSError:  # a name that is too long, a folder that may not be entered
+    except OSError:  # the name is too long, or a folder is not accessible
         size = None
     if size is None:
         names = ", ".join(sample_names())
@@ -62,5 +62,5 @@ def read_image(path: str | Path) -> Image.Image:
 
 
 def find_image(name: str | Path) -> Image.Image:
-    """A sample image by its name, or a file."""
+    """Open a sample image by name, or an image file."""
     return read_image(sample_path(str(name)) if str(name) in sample_names() else name)

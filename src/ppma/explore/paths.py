@@ -1,4 +1,4 @@
-"""The polyline paths as pictures: both paths between two tokens, and all 81 on a 3 x 3 grid."""
+"""Figures of the polyline paths between two tokens, and between all pairs of a small grid."""
 
 import itertools
 from typing import TYPE_CHECKING
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Token = tuple[int, int]
-LONGEST_SIDE = 10_000  # tokens in a row or a column that a path is worked out for
+LONGEST_SIDE = 10_000  # tokens in a row or column
 LINES: dict[Path, tuple[str, str]] = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
 
 
 def corner(query: Token, key: Token, path: Path) -> Token:
-    """Where the path turns: V2H walks the key's column first, H2V the key's row."""
+    """The token where a path turns: V2H follows the key's column first, H2V the key's row."""
     checks.one_of("path", path, tuple(LINES))
     return (query[0], key[1]) if path == "v2h" else (key[0], query[1])
 
 
 def path_tokens(query: Token, key: Token, path: Path) -> list[Token]:
-    """The tokens on the path from the key to the query, both included, in the order of the walk."""
+    """The tokens on the path from the key to the query, both included, in order."""
     for token in (query, key):
         check_query(token, (LONGEST_SIDE, LONGEST_SIDE))
     turn = corner(query, key, path)
@@ -35,7 +35,7 @@ def path_tokens(query: Token, key: Token, path: Path) -> list[Token]:
 
 
 def _line(start: Token, end: Token) -> list[Token]:
-    """The tokens from one to another in the same row or column, both included."""
+    """The tokens between two tokens of one row or column, both included."""
     (i, j), (k, l) = start, end
     down, right = 1 if k >= i else -1, 1 if l >= j else -1
     return [(row, column) for row in range(i, k + down, down) for column in range(j, l + right, right)]
@@ -48,21 +48,17 @@ def _draw_path(axis: "Axes", query: Token, key: Token, path: Path, *, width: flo
 
 
 def _draw_tokens(axis: "Axes", grid: tuple[int, int], query: Token, key: Token, *, size: float) -> None:
-    H, W = grid
-    tokens = reference.tokens(H, W)
+    tokens = reference.tokens(*grid)
     axis.scatter([j for _, j in tokens], [i for i, _ in tokens], s=size, color="0.75", zorder=2)
     axis.scatter([key[1]], [key[0]], s=2.5 * size, color=style.GREEN, zorder=3, label="key", marker="s")
     axis.scatter([query[1]], [query[0]], s=2.5 * size, color=style.QUERY_COLOUR, zorder=4, label="query")
-    axis.set_xlim(-0.6, W - 0.4)
-    axis.set_ylim(H - 0.4, -0.6)
-    axis.set_aspect("equal")
-    style.bare(axis)
+    style.grid_axis(axis, grid)
 
 
 def path_figure(
     query: Token, key: Token, grid: tuple[int, int] = (6, 8), decays: tuple[Tensor, Tensor] | None = None
 ) -> "Figure":
-    """Both paths from a key to a query; with decays, each edge on them has its decay and each path its product.
+    """Draw both paths from a key to a query; decays label each edge with its value and each path with its product.
 
     Args:
         query: (i, j).
@@ -92,7 +88,7 @@ def path_figure(
 
 
 def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor) -> None:
-    """The decay of each edge beside it: alpha stands at the right end of its edge, beta at the lower."""
+    """Label each edge with its decay: alpha[i, j] belongs to the edge left of (i, j), beta[i, j] to the edge above."""
     for (i, j), (k, l) in itertools.pairwise(walked):
         value = alpha[i, max(j, l)] if i == k else beta[max(i, k), j]
         place = ((j + l) / 2, i - 0.18) if i == k else (j + 0.08, (i + k) / 2)
@@ -101,7 +97,7 @@ def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor
 
 
 def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
-    """The paths between all pairs of tokens: one small grid for each entry of the mask, queries down, keys across."""
+    """Draw the paths between all pairs of tokens, one small grid per entry of the mask: queries down, keys across."""
     if not 1 <= side <= 4:
         raise ValueError(f"side: expected 1 to 4 (there are side^4 paths), got {side}")
     tokens = reference.tokens(side, side)
@@ -117,4 +113,52 @@ def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
         axis.set_title(f"({key[0] + 1},{key[1] + 1})", fontsize=9)
     figure.supxlabel(f"key (square); {path.upper()} paths", fontsize=10)
     figure.supylabel("query (dot)", fontsize=10)
+    return figure
+
+
+def path_points_nd(query: tuple[int, ...], key: tuple[int, ...], *, reverse: bool = False) -> list[tuple[int, ...]]:
+    """The corners of an n-D polyline path from the key to the query, both included.
+
+    Args:
+        query: one index per axis.
+        key: one index per axis.
+        reverse: follow the last axis first instead of the first axis.
+
+    Examples:
+        >>> from ppma.explore.paths import path_points_nd
+        >>> path_points_nd((0, 0, 0), (2, 3, 4))
+        [(2, 3, 4), (0, 3, 4), (0, 0, 4), (0, 0, 0)]
+    """
+    axes = range(len(query))
+    points = [tuple(key)]
+    for axis in reversed(axes) if reverse else axes:
+        points.append((*points[-1][:axis], query[axis], *points[-1][axis + 1 :]))
+    return points
+
+
+def path_figure_3d(query: tuple[int, int, int], key: tuple[int, int, int], grid: tuple[int, int, int]) -> "Figure":
+    """Draw both 3D paths from a key to a query: along the first axis first, and along the last axis first.
+
+    Args:
+        query: (depth, row, column).
+        key: (depth, row, column).
+        grid: (D, H, W).
+    """
+    import mpl_toolkits.mplot3d  # noqa: F401  # registers the projection
+
+    figure = style.new_figure(5.6, 5.2)
+    axis = figure.add_subplot(projection="3d")
+    D, H, W = grid
+    depths, rows, columns = zip(*[(d, i, j) for d in range(D) for i in range(H) for j in range(W)], strict=True)
+    axis.scatter(columns, depths, rows, s=6, color="0.75", depthshade=False)
+    labels = ("depth, then rows, then columns", "columns, then rows, then depth")
+    for reverse, (colour, dash), label in zip((False, True), LINES.values(), labels, strict=True):
+        depth, row, column = zip(*path_points_nd(query, key, reverse=reverse), strict=True)
+        axis.plot(column, depth, row, dash, color=colour, linewidth=2.5, label=label)
+    for token, colour, name, marker in ((key, style.GREEN, "key", "s"), (query, style.QUERY_COLOUR, "query", "o")):
+        axis.scatter([token[2]], [token[0]], [token[1]], s=70, color=colour, label=name, marker=marker)
+    axis.set(xlabel="column", ylabel="depth", zlabel="row", zlim=(H - 0.5, -0.5))
+    for name, extent in (("x", W), ("y", D), ("z", H)):
+        getattr(axis, f"set_{name}ticks")(range(extent), [str(index + 1) for index in range(extent)])
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure

@@ -1,4 +1,4 @@
-"""A small grid to play with: decays that are edited by hand, the mask and paths they make, the scan step by step."""
+"""The playground's computations: masks and scan steps for decays edited by hand on a small grid."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Token = tuple[int, int]
-LARGEST = 8  # rows or columns of a grid that one can still edit
+LARGEST = 8  # rows or columns
 PRESETS = ("even", "wall", "random")
 
 
 def preset_decays(preset: str, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Decays to start from, alpha and beta, (H, W) each in float64.
+    """Initial decays alpha and beta, (H, W) each in float64.
 
     Args:
-        preset: "even" (0.9 everywhere), "wall" (strong edges with a gap, down the middle and across) or "random".
+        preset: "even" (0.9 everywhere), "wall" (a vertical and a horizontal edge with gaps) or "random".
         grid: (H, W).
     """
     checks.one_of("preset", preset, PRESETS)
@@ -40,7 +40,7 @@ def preset_decays(preset: str, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def parse_decays(name: str, rows: Sequence[Sequence[object]]) -> Tensor:
-    """A table of decays as a user left it, (H, W) in float64; a mistake is a ValueError that names the cell."""
+    """Parse a table of decays to (H, W) in float64; a ValueError names the wrong cell."""
     if not rows or not rows[0]:
         raise ValueError(f"{name}: expected a table with at least one cell, got an empty one")
     columns = len(rows[0])
@@ -65,7 +65,7 @@ def _decay(name: str, cell: object, row: int, column: int) -> float:
 
 
 def query_masks(alpha: Tensor, beta: Tensor, query: Token) -> dict[str, Tensor]:
-    """The masks of one query by path, (H, W) each: what each key gives to it."""
+    """The mask's weights for one query, (H, W) for each path."""
     H, W = alpha.shape
     check_query(query, (H, W))
     token = query[0] * W + query[1]
@@ -77,9 +77,9 @@ class ScanStep:
     """One step of a scan.
 
     Attributes:
-        title: what it does.
-        values: (H, W), NaN where nothing has been computed yet.
-        written: the tokens that this step computed.
+        title: description of the step.
+        values: (H, W), NaN where not computed yet.
+        written: tokens computed by this step.
     """
 
     title: str
@@ -88,7 +88,7 @@ class ScanStep:
 
 
 def scan_steps(x: Tensor, alpha: Tensor, beta: Tensor, path: str) -> list[ScanStep]:
-    """The mask times x in O(N): along each axis a recurrence forwards, one backwards, and their sum less x.
+    """The steps of mask times x in O(N): along each axis a forward and a backward recurrence, and their sum minus x.
 
     V2H scans the columns and then the rows, H2V the rows and then the columns.
 
@@ -99,31 +99,31 @@ def scan_steps(x: Tensor, alpha: Tensor, beta: Tensor, path: str) -> list[ScanSt
         path: "v2h" or "h2v".
 
     Returns:
-        Every step; the last one holds the result.
+        All steps; the last one holds the result.
     """
     checks.one_of("path", path, ("v2h", "h2v"))
     H, W = x.shape
-    steps = [ScanStep("x, what is scanned", x.clone(), ())]
+    steps = [ScanStep("input x", x.clone(), ())]
     current = x
     for axis in (0, 1) if path == "v2h" else (1, 0):
         decay, words = (beta, ("down", "up", "column")) if axis == 0 else (alpha, ("right", "left", "row"))
-        forwards = _recurrence(current, decay, axis, f"{words[0]}: f = decay · f before + x", steps)
+        forwards = _recurrence(current, decay, axis, f"{words[0]}: f = decay · previous f + x", steps)
         backwards = _recurrence(current.flip(axis), _behind(decay, axis), axis, f"{words[1]}: g likewise", steps, True)
         current = forwards + backwards.flip(axis) - current
         everywhere = tuple((i, j) for i in range(H) for j in range(W))
-        steps.append(ScanStep(f"f + g - x: each {words[2]} is done", current, everywhere))
+        steps.append(ScanStep(f"f + g - x: every {words[2]} is complete", current, everywhere))
     return steps
 
 
 def _behind(decay: Tensor, axis: int) -> Tensor:
-    """The decays as a walk from the far end meets them: before each token, the edge that lay behind it."""
+    """The decays in the order of the backward recurrence."""
     return decay.flip(axis).roll(1, axis)
 
 
 def _recurrence(
     x: Tensor, decay: Tensor, axis: int, title: str, steps: list[ScanStep], flipped: bool = False
 ) -> Tensor:
-    """`f[n] = decay[n] * f[n-1] + x[n]` along an axis; each n is a step (turned back for display if flipped)."""
+    """`f[n] = decay[n] * f[n-1] + x[n]` along an axis, one step for each n (flipped back for display if `flipped`)."""
     f = torch.full_like(x, torch.nan)
     lines, values, edges = f.movedim(axis, 0), x.movedim(axis, 0), decay.movedim(axis, 0)
     extent, across = values.shape
@@ -136,31 +136,31 @@ def _recurrence(
 
 
 def masks_figure(masks: dict[str, Tensor], query: Token) -> "Figure":
-    """V2H, H2V and the mean of both for one query, with numbers, on one colour scale."""
+    """Draw the V2H and H2V masks of one query and their mean, with numbers, on one colour scale."""
     titles = {"v2h": "V2H", "h2v": "H2V", "2d": "2D (mean of both)"}
     figure = style.new_figure(3.1 * len(masks), 3.1)
     axes = figure.subplots(1, len(masks), squeeze=False)[0]
     for axis, (path, values) in zip(axes, masks.items(), strict=True):
         shown = values / 2 if path == "2d" else values
-        style.heat(axis, shown, titles[path], query=query)
+        style.heatmap(axis, shown, titles[path], query=query)
         _numbers(axis, shown)
     return figure
 
 
 def step_figure(step: ScanStep, largest: float) -> "Figure":
-    """One step of a scan, with numbers; what it wrote is framed.
+    """Draw one step of a scan with numbers and frames around the tokens it computed.
 
     Args:
         step: from `scan_steps`.
-        largest: upper end of the colour scale, the same for all steps of a scan.
+        largest: upper limit of the colour scale, common to all steps of a scan.
     """
     H, W = step.values.shape
     figure = style.new_figure(0.7 + 0.62 * W, 0.6 + 0.62 * H)
     axis = figure.subplots()
-    style.heat(axis, step.values, step.title, limits=(0.0, largest))
+    style.heatmap(axis, step.values, step.title, limits=(0.0, largest))
     _numbers(axis, step.values, largest)
     for token in step.written:
-        axis.add_patch(style.box(token, (H, W)))
+        axis.add_patch(style.token_box(token, (H, W)))
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The grid playground as a part of the page."""
+"""The grid playground: a tab of the explorer's page."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from ppma.explore.paths import LINES, path_figure
 START = (5, 6)
 SMALLEST = 2
 LAST_STEP = 4 * playground.LARGEST + 2  # of the longest scan
-LATEST: Literal["always_last"] = "always_last"  # what happens while a picture is drawn is not lost
+LATEST: Literal["always_last"] = "always_last"  # the last event during a redraw is kept
 _FIGURE: dict[str, Any] = {"show_label": False, "interactive": False, "buttons": []}
 
 
@@ -29,35 +29,35 @@ def draw(
     path: str,
     step: int,
 ) -> tuple[Image.Image, Image.Image, Image.Image, int]:
-    """Paths, masks and one step of the scan for tables as a user left them; the last is the number of steps.
+    """Render paths, masks and one scan step for the user's tables; also returns the number of steps.
 
     Args:
         alpha_rows: decays of the horizontal edges.
         beta_rows: decays of the vertical edges.
         query: (i, j).
-        key: (k, l), where the scanned x has its only 1.
+        key: (k, l); the input of the scan is 1 there and 0 elsewhere.
         path: "v2h" or "h2v".
-        step: of the scan; one past the end is the last.
+        step: 0-based scan step; clamped to the last one.
     """
     alpha, beta = playground.parse_decays("alpha", alpha_rows), playground.parse_decays("beta", beta_rows)
     if alpha.shape != beta.shape:
         raise ValueError(f"beta: expected a table of {tuple(alpha.shape)} like alpha, got {tuple(beta.shape)}")
     grid = (alpha.shape[0], alpha.shape[1])
-    paths = style.rendered(path_figure(query, key, grid, (alpha, beta)))
-    masks = style.rendered(playground.masks_figure(playground.query_masks(alpha, beta, query), query))
+    paths = style.render(path_figure(query, key, grid, (alpha, beta)))
+    masks = style.render(playground.masks_figure(playground.query_masks(alpha, beta, query), query))
     impulse = torch.zeros_like(alpha)
     impulse[key] = 1.0
     steps = playground.scan_steps(impulse, alpha, beta, path)
     chosen = steps[min(step, len(steps) - 1)]
-    return paths, masks, style.rendered(playground.step_figure(chosen, largest=1.0)), len(steps)
+    return paths, masks, style.render(playground.step_figure(chosen, largest=1.0)), len(steps)
 
 
-def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., Any]], event: dict[str, Any]) -> None:
-    """Lay the playground out in the page that is being built.
+def playground_page(show_errors: Callable[[Callable[..., Any]], Callable[..., Any]], event: dict[str, Any]) -> None:
+    """Add the playground to the page under construction.
 
     Args:
-        tell_mistakes: shows a ValueError on the page.
-        event: options of every event; with `preprocess=False`, for values are checked here.
+        show_errors: decorator that shows a ValueError on the page.
+        event: options of every event, with `preprocess=False`: values are validated here.
     """
     H, W = START
     alpha, beta = playground.preset_decays("wall", START)
@@ -65,7 +65,7 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
     with gr.Row():
         rows = gr.Slider(SMALLEST, playground.LARGEST, value=H, step=1, label="Rows", elem_id="rows")
         columns = gr.Slider(SMALLEST, playground.LARGEST, value=W, step=1, label="Columns", elem_id="columns")
-        preset = gr.Dropdown(list(playground.PRESETS), value="wall", label="Decays to start from", elem_id="preset")
+        preset = gr.Dropdown(list(playground.PRESETS), value="wall", label="Initial decays", elem_id="preset")
     with gr.Row():
         tables = [
             gr.Dataframe(
@@ -95,9 +95,9 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
     with gr.Row():
         path_image = gr.Image(paths, **_FIGURE, elem_id="paths", scale=2)
         with gr.Column(scale=3):
-            gr.Markdown("**The mask of the query**: what each key gives to it.")
+            gr.Markdown("**The mask of the query**: the weight of each key.")
             mask_image = gr.Image(masks, **_FIGURE, elem_id="masks")
-    gr.Markdown("**The mask times x in O(N)**, x being 1 at the key: the result is what the key gives to each token.")
+    gr.Markdown("**The mask times x in O(N)**, with x = 1 at the key: the result is the key's weight for each token.")
     with gr.Row():
         with gr.Column(scale=1, min_width=240):
             path = gr.Radio([(name.upper(), name) for name in LINES], value="v2h", label="Path", elem_id="path")
@@ -109,32 +109,31 @@ def playground_page(tell_mistakes: Callable[[Callable[..., Any]], Callable[..., 
 
     shown = [path_image, mask_image, scan_image, step]
 
-    @tell_mistakes
+    @show_errors
     def redraw(alpha: Any, beta: Any, *values: Any) -> tuple[Any, ...]:
         *tokens, path, step = values
         names = ("query row", "query column", "key row", "key column")
-        rows = [requests.whole(name, value, 1, playground.LARGEST) for name, value in zip(names, tokens, strict=True)]
+        rows = [requests.integer(name, value, 1, playground.LARGEST) for name, value in zip(names, tokens, strict=True)]
         query, key = (rows[0] - 1, rows[1] - 1), (rows[2] - 1, rows[3] - 1)
-        step = requests.whole("step", step, 0, LAST_STEP)
-        path = requests.word("path", path, tuple(LINES))
+        step = requests.integer("step", step, 0, LAST_STEP)
+        path = requests.choice("path", path, tuple(LINES))
         *images, count = draw(alpha["data"], beta["data"], query, key, path, step)
         return *images, gr.Slider(maximum=count - 1, value=min(step, count - 1))
 
-    @tell_mistakes
+    @show_errors
     def restart(rows: Any, columns: Any, preset: Any) -> tuple[Any, ...]:
-        grid = tuple(
-            requests.whole(name, extent, SMALLEST, playground.LARGEST)
-            for name, extent in (("rows", rows), ("columns", columns))
-        )
-        alpha, beta = playground.preset_decays(requests.word("preset", preset, playground.PRESETS), (grid[0], grid[1]))
+        height = requests.integer("rows", rows, SMALLEST, playground.LARGEST)
+        width = requests.integer("columns", columns, SMALLEST, playground.LARGEST)
+        grid = (height, width)
+        alpha, beta = playground.preset_decays(requests.choice("preset", preset, playground.PRESETS), grid)
         limits = [gr.Slider(maximum=extent, value=2) for extent in grid]
         far = [gr.Slider(maximum=extent, value=extent) for extent in grid]
         return _table(alpha), _table(beta), *limits, *far
 
     def move(by: int) -> Callable[..., Any]:
-        @tell_mistakes
+        @show_errors
         def moved(step: Any) -> int:
-            return min(max(requests.whole("step", step, 0, LAST_STEP) + by, 0), LAST_STEP)
+            return min(max(requests.integer("step", step, 0, LAST_STEP) + by, 0), LAST_STEP)
 
         return moved
 

@@ -1,8 +1,8 @@
-"""One query token: what its mask and its attention give to every key.
+"""Mask and attention weights of one query token.
 
-Nothing here repeats the mathematics: an attention is linear in v, so the weights of a query are the gradient of its
-output with respect to v, computed by the operator that the model runs. This holds for every mask, for both ways to
-combine it with a softmax, and for criss-cross attention, whose N x N map is a product that is never built.
+Attention is linear in v, so the weights of a query are the gradient of its output with respect to v, computed by the
+operator that the model runs. This holds for every mask, for both ways to combine it with the softmax, and for
+criss-cross attention, whose N x N map is never built.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from ppma import masks
 from ppma.explore.capture import AttentionRecord
-from ppma.layers.attention import FORMULATIONS
+from ppma.layers.attention import FORMULATIONS, attend
 from ppma.masks import PolylineMask, PrefixedMask, ScanMask, StructuredMask
 from ppma.ops import checks
 from ppma.ops.layout import compute_dtype
 
-RMT_SPAN = 4.0  # how RMT's fixed decays spread over the heads in the first stages
+RMT_SPAN = 4.0  # spread of RMT's fixed decays over the heads in the first stages
 
 
 def decays(mask: StructuredMask) -> tuple[Tensor, Tensor]:
-    """The log-decays that a mask is made of, horizontal (or of the first scan) and vertical (or of the second)."""
+    """The log-decays of a mask: horizontal (or of the first scan) and vertical (or of the second)."""
     if isinstance(mask, PrefixedMask):
         return decays(mask.mask)
     if isinstance(mask, ScanMask):
@@ -34,7 +34,7 @@ def decays(mask: StructuredMask) -> tuple[Tensor, Tensor]:
 
 
 def with_decays(mask: StructuredMask, log_alpha: Tensor, log_beta: Tensor) -> StructuredMask:
-    """The same mask made of other log-decays."""
+    """The same kind of mask with other log-decays."""
     if isinstance(mask, PrefixedMask):
         return PrefixedMask(with_decays(mask.mask, log_alpha, log_beta), mask.prefix, mask.grid)
     if isinstance(mask, ScanMask):
@@ -44,13 +44,13 @@ def with_decays(mask: StructuredMask, log_alpha: Tensor, log_beta: Tensor) -> St
 
 
 def map_decays(mask: StructuredMask, change: Callable[[Tensor], Tensor]) -> StructuredMask:
-    """The same mask with each of its log-decays changed."""
+    """The same mask with a function applied to its log-decays."""
     log_alpha, log_beta = decays(mask)
     return with_decays(mask, change(log_alpha), change(log_beta))
 
 
 def check_query(query: tuple[int, int], grid: tuple[int, int]) -> None:
-    """A query must be a pair of whole numbers, counted from 0, on the grid."""
+    """Raise a ValueError unless the query is a pair of integers on the grid."""
     whole = len(query) == 2 and all(isinstance(part, Integral) and not isinstance(part, bool) for part in query)
     if not (whole and 0 <= query[0] < grid[0] and 0 <= query[1] < grid[1]):
         raise ValueError(
@@ -59,38 +59,44 @@ def check_query(query: tuple[int, int], grid: tuple[int, int]) -> None:
 
 
 def query_weights(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
-    """What the query takes from every key of the grid.
+    """The attention weights of one query, mask included.
 
     Args:
-        record: of an attention.
+        record: from `capture`.
         query: (i, j).
 
     Returns:
-        (B, heads, H, W): the query's row of the N x N map, mask included. Prefix tokens are left out.
+        (B, heads, H, W): the query's row of the N x N map, without prefix tokens.
+
+    Examples:
+        >>> import timm, torch
+        >>> from ppma.explore import capture_image, query_weights
+        >>> records = capture_image(timm.create_model("ppma_nano"), torch.randn(3, 32, 32))
+        >>> query_weights(records[0], (3, 5)).shape
+        torch.Size([1, 2, 16, 16])
     """
     check_query(query, record.grid)
     H, W = record.grid
     token = record.prefix + query[0] * W + query[1]
     with torch.inference_mode(False), torch.enable_grad():
-        # Clones, because what was captured in inference mode takes no part in gradients.
+        # Clones: tensors captured in inference mode cannot take part in autograd.
         q, k = (t.detach().clone().to(compute_dtype(t.dtype)) for t in (record.q, record.k))
         mask = map_decays(record.mask, lambda decay: decay.detach().clone())
         v = q.new_zeros((*q.shape[:-1], 1), requires_grad=True)
-        attend = mask.attention if record.kind == "full" else mask.criss_cross
-        out = attend(q, k, v, combine=record.combine).flatten(2, 3)
+        out = attend(record.kind, mask, q, k, v, combine=record.combine).flatten(2, 3)
         (row,) = torch.autograd.grad(out[:, :, token].sum(), v)
     return row.flatten(2)[..., record.prefix :].unflatten(-1, (H, W))
 
 
 def query_mask(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
-    """What the mask gives to every key: the mean of its paths, so that the query itself has 1.
+    """The mask's weights for one query: the mean over its paths, 1 at the query itself.
 
-    With equal scores every key has the same share of a softmax, and what is left of the attention is the mask. In
-    criss-cross attention this is the product of the masks within rows and within columns: for the polyline masks the
-    same as in full attention (Theorem 1), for scan masks what criss-cross attention makes of them.
+    With equal scores the softmax is uniform, and the attention weights are the mask up to a factor. In criss-cross
+    attention this is the product of the row and column masks: for polyline masks the same as in full attention
+    (Theorem 1), for scan masks what criss-cross attention applies.
 
     Args:
-        record: of an attention.
+        record: from `capture`.
         query: (i, j).
 
     Returns:
@@ -103,7 +109,7 @@ def query_mask(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
 
 
 def unmasked(record: AttentionRecord) -> AttentionRecord:
-    """The same attention with all decays 1."""
+    """The same attention with all decays set to 1."""
     return dataclasses.replace(record, mask=map_decays(record.mask, torch.zeros_like))
 
 
@@ -123,14 +129,14 @@ def query_attention(record: AttentionRecord, query: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class QueryPanels:
-    """What is shown for one query of one image, each (H, W).
+    """Decays, mask and attention for one query of one image, each (H, W).
 
     Attributes:
-        alpha: horizontal decays; NaN where an edge would lie outside the grid.
-        beta: vertical decays; likewise.
-        mask: what the mask gives to each key.
-        attention: shares of the attention without the mask.
-        masked_attention: shares of the attention with the mask.
+        alpha: horizontal decays; NaN in the first column, whose edges lie outside the grid.
+        beta: vertical decays; NaN in the first row.
+        mask: mask weight of each key.
+        attention: attention weights without the mask.
+        masked_attention: attention weights with the mask.
     """
 
     alpha: Tensor
@@ -146,13 +152,13 @@ def query_panels(
     """Decays, mask and attention for one query.
 
     Args:
-        record: of an attention.
+        record: from `capture`.
         query: (i, j).
-        head: counted from 0; None for the mean over the heads.
-        image: of the batch.
+        head: 0-based; None for the mean over the heads.
+        image: index in the batch.
     """
     if head is not None and not 0 <= head < record.heads:
-        raise ValueError(f"head: expected one of {record.heads} (counted from 0) in {record.name}, got {head}")
+        raise ValueError(f"head: expected 0 to {record.heads - 1} in {record.name}, got {head}")
 
     def pick(values: Tensor) -> Tensor:
         of_image = values.expand(record.q.shape[0], record.heads, *record.grid)[image]
@@ -173,14 +179,21 @@ def query_panels(
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change of one attention, everything before it left as it is.
+    """A counterfactual change of one attention layer; earlier layers are unchanged.
 
     Attributes:
-        mask: a mask of `ppma.masks.KINDS` built from the same decays ("shared" takes alpha for both); None for the
+        mask: a mask of `ppma.masks.KINDS` built from the same decays ("shared" uses alpha for both); None for the
             model's own.
         formulation: "paper" or "release", how mask and softmax are combined; None for the model's own.
-        log_decays: log_alpha and log_beta, (H, W) each, in place of the model's own.
-        strength: factor on the log-decays: 0 takes the mask away, above 1 tokens forget faster.
+        log_decays: log_alpha and log_beta, (H, W) each, to use instead of the model's; None for the model's own.
+        strength: factor on the log-decays: 0 removes the mask, above 1 weights decay faster.
+
+    Examples:
+        >>> import timm, torch
+        >>> from ppma.explore import WhatIf, capture_image
+        >>> record = capture_image(timm.create_model("ppma_nano"), torch.randn(3, 32, 32))[0]
+        >>> WhatIf(formulation="release")(record).combine
+        'logit'
     """
 
     mask: str | None = None
@@ -197,14 +210,14 @@ class WhatIf:
             raise ValueError(f"strength: expected a number >= 0, got {self.strength}")
 
     def __call__(self, record: AttentionRecord) -> AttentionRecord:
-        """The record with this change."""
+        """Apply the change to a record."""
         mask = record.mask
         if self.log_decays is not None:
             mask = with_decays(mask, *(decay.expand(decays(mask)[0].shape) for decay in self.log_decays))
         if self.mask is not None:
             mask = _other_mask(record, decays(mask), self.mask)
         if self.strength == 0:
-            mask = map_decays(mask, torch.zeros_like)  # a factor would make NaN of a decay of 0
+            mask = map_decays(mask, torch.zeros_like)  # 0 * -inf would be NaN
         elif self.strength != 1:
             mask = map_decays(mask, lambda decay: decay * self.strength)
         combine = record.combine if self.formulation is None else FORMULATIONS[self.formulation].combine

@@ -1,4 +1,4 @@
-"""Effective receptive field: how much each pixel moves the features in the middle of the image."""
+"""Effective receptive field: the influence of each pixel on the central features."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -8,28 +8,29 @@ from torch import Tensor
 
 from ppma.explore import style
 from ppma.models import PolylineBackbone
+from ppma.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DECADES = 4  # of contributions that the colour scale spans
+DECADES = 4  # range of the logarithmic colour scale
 
 
 def effective_receptive_field(model: PolylineBackbone, images: Tensor, stage: int = 3) -> Tensor:
-    """The gradient of the middle token's features with respect to the pixels, in absolute value, averaged.
+    """Mean absolute gradient of the central token's features with respect to the pixels.
 
     Args:
         model: in evaluation mode.
-        images: (B, 3, height, width), normalised; the more, the smoother the field.
-        stage: whose features, counted from 0.
+        images: (B, 3, height, width), normalised; more images give a smoother field.
+        stage: 0-based stage of the features.
 
     Returns:
-        (height, width), the mean over images and channels; the largest is 1.
+        (height, width), averaged over images and channels and scaled to a maximum of 1.
     """
     if not 0 <= stage < len(model.stages):
         raise ValueError(f"stage: expected 0 to {len(model.stages) - 1}, got {stage}")
     total = images.new_zeros(images.shape[-2:])
-    for image in images.split(1):
+    for image in track(images.split(1), "receptive field"):
         pixels = image.detach().clone().requires_grad_()
         features = model.forward_intermediates(pixels, indices=[stage], stop_early=True, intermediates_only=True)
         feature = features[0]
@@ -41,12 +42,12 @@ def effective_receptive_field(model: PolylineBackbone, images: Tensor, stage: in
 
 
 def noise_images(count: int, size: int, *, seed: int = 0) -> Tensor:
-    """Images of normal noise, (count, 3, size, size)."""
+    """Gaussian noise images, (count, 3, size, size)."""
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def covered(field: Tensor, share: float = 0.5) -> float:
-    """Side of the smallest centred square with this share of the field, relative to the image."""
+def covering_side(field: Tensor, share: float = 0.5) -> float:
+    """Side of the smallest centred square that holds this share of the field, relative to the image."""
     H, W = field.shape
     for half in range(1, H // 2):
         wide = max(1, half * W // H)
@@ -57,7 +58,7 @@ def covered(field: Tensor, share: float = 0.5) -> float:
 
 
 def receptive_field_figure(fields: Mapping[str, Tensor]) -> "Figure":
-    """Receptive fields side by side on one logarithmic colour scale; titles say how wide half of each is.
+    """Draw receptive fields on one logarithmic colour scale; titles give the square that holds half of each.
 
     Args:
         fields: name -> (height, width), from `effective_receptive_field`.
@@ -66,8 +67,8 @@ def receptive_field_figure(fields: Mapping[str, Tensor]) -> "Figure":
     axes = figure.subplots(1, len(fields), squeeze=False)[0]
     for axis, (name, field) in zip(axes, fields.items(), strict=True):
         smallest = torch.tensor(10.0**-DECADES, dtype=field.dtype)
-        title = f"{name}\nhalf within {covered(field):.0%} of the side"
-        drawn = style.heat(axis, field.maximum(smallest).log10(), title, limits=(-DECADES, 0))
-    bar = figure.colorbar(drawn, ax=list(axes), shrink=0.8, label="contribution of a pixel")
+        title = f"{name}\nhalf within {covering_side(field):.0%} of the side"
+        drawn = style.heatmap(axis, field.maximum(smallest).log10(), title, limits=(-DECADES, 0))
+    bar = figure.colorbar(drawn, ax=list(axes), shrink=0.8, label="influence of a pixel")
     bar.set_ticks(range(-DECADES, 1), labels=[f"$10^{{{power}}}$" if power else "1" for power in range(-DECADES, 1)])
     return figure

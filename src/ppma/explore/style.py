@@ -1,10 +1,9 @@
-"""How figures look: colour maps that colour-blind readers can use, panels, the query's box, and files.
+"""Shared drawing code: colour-blind safe colours, panels, the query's box, saving figures.
 
-Figures are made without pyplot, so they need no display and leave no global state.
+Figures do not use pyplot, so they need no display and have no global state.
 """
 
 import io
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,38 +20,47 @@ if TYPE_CHECKING:
 
 DECAY_COLOURS = "cividis"
 WEIGHT_COLOURS = "viridis"
-OUTSIDE = "0.85"  # where there is no value
+SIGNED_COLOURS = "PuOr"
+OUTSIDE = "0.85"  # colour of NaN
 
-# Okabe and Ito's colours, which stay apart for every kind of colour vision.
+# The Okabe-Ito palette, distinguishable with colour vision deficiency.
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 QUERY_COLOUR = "red"
-SMALLEST_BOX = 16  # of a panel's side, the part that a query's box has at least
+SMALLEST_BOX = 16  # a token's box has at least 1/16 of a panel's side
 
 FORMATS = (".png", ".pdf", ".svg")
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """A figure of so many inches whose parts keep clear of one another."""
+    """A figure with automatic layout; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="compressed")
 
 
-def bare(axis: "Axes", title: str = "", *, size: float = 10) -> None:
-    """No ticks; a title."""
+def hide_ticks(axis: "Axes", title: str = "", *, size: float = 10) -> None:
+    """Remove the ticks and set a title."""
     axis.set_xticks([])
     axis.set_yticks([])
     if title:
         axis.set_title(title, fontsize=size)
 
 
-def box(token: tuple[int, int], grid: tuple[int, int], *, scale: tuple[float, float] = (1.0, 1.0)) -> "Rectangle":
-    """The frame of a token (row, column) of a grid, wider than the token where that would be too small to see.
+def grid_axis(axis: "Axes", grid: tuple[int, int], title: str = "") -> None:
+    """Prepare an axis for a grid (H, W): tokens at integer positions, rows downwards, no ticks."""
+    axis.set_xlim(-0.6, grid[1] - 0.4)
+    axis.set_ylim(grid[0] - 0.4, -0.6)
+    axis.set_aspect("equal")
+    hide_ticks(axis, title)
+
+
+def token_box(token: tuple[int, int], grid: tuple[int, int], *, scale: tuple[float, float] = (1.0, 1.0)) -> "Rectangle":
+    """A frame around a token, enlarged if the token would be too small to see.
 
     Args:
         token: (i, j).
         grid: (H, W).
-        scale: how many pixels (high, wide) a token is.
+        scale: (height, width) of a token in pixels.
     """
     from matplotlib.patches import Rectangle
 
@@ -63,7 +71,7 @@ def box(token: tuple[int, int], grid: tuple[int, int], *, scale: tuple[float, fl
     return Rectangle(corner, *sides, fill=False, edgecolor=QUERY_COLOUR, linewidth=1.5)
 
 
-def heat(
+def heatmap(
     axis: "Axes",
     values: Tensor,
     title: str,
@@ -72,36 +80,35 @@ def heat(
     colours: str = WEIGHT_COLOURS,
     query: tuple[int, int] | None = None,
 ) -> "AxesImage":
-    """Draw values (H, W) on a colour scale between the limits; NaN is grey."""
+    """Draw values (H, W) as a heatmap; NaN is grey."""
     from matplotlib import colormaps
 
     shades = colormaps[colours].with_extremes(bad=OUTSIDE)
     image = axis.imshow(values.numpy(), vmin=limits[0], vmax=limits[1], cmap=shades, interpolation="nearest")
     if query is not None:
-        axis.add_patch(box(query, (values.shape[0], values.shape[1])))
-    bare(axis, title)
+        axis.add_patch(token_box(query, (values.shape[0], values.shape[1])))
+    hide_ticks(axis, title)
     return image
 
 
-def picture(axis: "Axes", image: Tensor, title: str) -> "AxesImage":
+def show_image(axis: "Axes", image: Tensor, title: str) -> "AxesImage":
     """Draw an image (3, height, width) with values in [0, 1]."""
     drawn = axis.imshow(image.permute(1, 2, 0).numpy(), vmin=0, vmax=1, interpolation="nearest")
-    bare(axis, title)
+    hide_ticks(axis, title)
     return drawn
 
 
-def rendered(figure: "Figure", *, dpi: int = 100) -> Image.Image:
-    """The figure as an RGB image."""
+def render(figure: "Figure", *, dpi: int = 100) -> Image.Image:
+    """Render a figure to an RGB image."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return Image.open(buffer).convert("RGB")
 
 
 def save(figure: "Figure", path: Path, *, dpi: int = 110) -> None:
-    """Write a figure; the ending of the path says how."""
-    check_format(path, FORMATS)
+    """Write a figure; the suffix selects the format."""
     ending = path.suffix.lower()
-    # Without a date and a version in it, the same figure is the same file.
+    # Without dates and versions, files are reproducible.
     metadata: dict[str, Any] = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     buffer = io.BytesIO()
     figure.savefig(buffer, format=ending[1:], dpi=dpi, bbox_inches="tight", metadata=metadata[ending])
@@ -109,28 +116,8 @@ def save(figure: "Figure", path: Path, *, dpi: int = 110) -> None:
 
 
 def write(path: Path, content: io.BytesIO) -> None:
-    """Write a whole file, or say why not."""
+    """Write a file; a failure is a ValueError for the user."""
     try:
         write_atomically(path, content.getbuffer())
     except OSError as error:
         raise ValueError(f"out: expected a file that can be written, got {path}: {error.strerror}") from None
-
-
-def check_format(path: Path, formats: tuple[str, ...]) -> None:
-    """A file that is to be written must have one of these endings."""
-    if path.suffix.lower() not in formats:
-        raise ValueError(f"out: expected a file that ends in {', '.join(formats)}, got {path}")
-
-
-def check_out(path: Path, formats: tuple[str, ...]) -> None:
-    """Before any work: the file has one of these endings and can be written."""
-    check_format(path, formats)
-    if path.is_dir():
-        raise ValueError(f"out: expected a file, got the folder {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"out: expected a file in a folder that exists, got {path}")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ValueError(f"out: expected a folder to write in, got {path.parent}: {error.strerror}") from None

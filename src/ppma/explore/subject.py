@@ -1,4 +1,4 @@
-"""The model that is looked at, and how it wants its images."""
+"""The model to inspect, with its preprocessing."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,22 +8,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ppma.data.imagenet import readable
 from ppma.data.preprocessing import Preprocessing
 from ppma.models import CONFIGS, PolylineBackbone
 from ppma.models.loading import load_classifier
+from ppma.models.published import PUBLISHED
 from ppma.ops import checks
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to look into.
+    """A model to inspect.
 
     Attributes:
-        model: in evaluation mode.
+        model: the backbone, in evaluation mode.
         name: for titles.
-        preprocessing: how it wants its images.
-        trained: whether its weights were learned; else they are random, and so is what it attends to.
-        classes: names in the order of its scores, empty where unknown.
+        preprocessing: transform of its input images.
+        trained: whether the weights come from a checkpoint; otherwise they are random.
+        classes: class names in the order of the logits; empty if unknown.
     """
 
     model: PolylineBackbone
@@ -33,28 +35,31 @@ class Subject:
     classes: tuple[str, ...] = field(default=(), repr=False)
 
     def prepare(self, image: Image.Image) -> Tensor:
-        """An image as the model gets it: (3, size, size), normalised."""
+        """Preprocess an image for the model: (3, size, size), normalised."""
         return self.preprocessing.transform()(image)
 
     def shown(self, prepared: Tensor) -> Tensor:
-        """A prepared image to look at, (3, size, size) in [0, 1]."""
-        wanted = self.preprocessing
-        mean, std = (torch.tensor(values)[:, None, None] for values in (wanted.mean, wanted.std))
+        """Undo the normalisation of a prepared image for display, (3, size, size) in [0, 1]."""
+        mean, std = (
+            torch.tensor(values)[:, None, None] for values in (self.preprocessing.mean, self.preprocessing.std)
+        )
         return (prepared * std + mean).clamp(0, 1)
 
 
 def open_subject(checkpoint: str | Path | None, name: str) -> Subject:
-    """A checkpoint where there is one, else a published architecture with random weights."""
-    return from_name(name) if checkpoint is None else from_checkpoint(checkpoint)
+    """Open a checkpoint or, if there is none, published weights or an architecture with random weights by name."""
+    if checkpoint is None and name not in PUBLISHED:
+        return from_name(name)
+    return from_checkpoint(name if checkpoint is None else checkpoint)
 
 
 def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
-    """A published architecture with random weights, the same for each seed.
+    """Build an architecture with random weights.
 
     Args:
-        name: of `ppma.models.CONFIGS`.
-        seed: of the weights.
-        changes: of its configuration, such as `mask`.
+        name: a name of `ppma.models.CONFIGS`.
+        seed: seed of the weights.
+        changes: configuration changes, such as `mask`.
     """
     checks.one_of("model", name, CONFIGS)
     with torch.random.fork_rng():
@@ -65,6 +70,7 @@ def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
 
 
 def from_checkpoint(path: str | Path) -> Subject:
-    """Any weight file that ppma reads; a classifier of `ppma train` brings its classes and its preprocessing."""
+    """Open a weight file or published weights; classifiers of `ppma train` include their classes and preprocessing."""
     model, preprocessing, classes = load_classifier(path, headless=True)
-    return Subject(model, Path(path).stem, preprocessing, trained=True, classes=classes)
+    name = str(path) if str(path) in PUBLISHED else Path(path).stem
+    return Subject(model, name, preprocessing, trained=True, classes=readable(classes))

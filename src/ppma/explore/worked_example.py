@@ -1,4 +1,4 @@
-"""The paper's 4 x 4 example, worked out in text: one path, the mask of one query, and what a product with it costs."""
+"""The paper's 4 x 4 example as text: one path, the mask of one query, and the cost of multiplying by the mask."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ SIDE = 4
 
 
 def example_decays() -> tuple[Tensor, Tensor]:
-    """Alpha and beta of the example, (4, 4) each: weak decay but for one column and one row of strong edges."""
+    """Alpha and beta of the example, (4, 4) each: weak decay except for one column and one row of strong edges."""
     alpha = torch.full((SIDE, SIDE), 0.9, dtype=torch.float64)
     beta = torch.full((SIDE, SIDE), 0.8, dtype=torch.float64)
     alpha[:, 2] = 0.3
@@ -20,7 +20,7 @@ def example_decays() -> tuple[Tensor, Tensor]:
 
 
 def draw_path(query: tuple[int, int], key: tuple[int, int]) -> str:
-    """The V2H path on the grid: Q query, K key, * tokens on the way."""
+    """Draw the V2H path on the grid: Q query, K key, * tokens in between."""
     on_path = path_tokens(query, key, "v2h")
     marks = {query: "Q", key: "K"}
     return "\n".join(
@@ -29,12 +29,12 @@ def draw_path(query: tuple[int, int], key: tuple[int, int]) -> str:
 
 
 def draw_grid(values: Tensor) -> str:
-    """A (4, 4) tensor as aligned numbers."""
+    """Format a (4, 4) tensor as aligned numbers."""
     return "\n".join("  " + " ".join(f"{value:.3f}" for value in row) for row in values.tolist())
 
 
 def worked_example() -> str:
-    """The whole example as text."""
+    """The complete example."""
     alpha, beta = example_decays()
     query, key = (0, 0), (3, 3)
     row, column = reference.path_v2h(alpha, beta, query, key)

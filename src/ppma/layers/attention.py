@@ -9,21 +9,27 @@ from torch import Tensor, nn
 
 from ppma import masks
 from ppma.layers.constants import cached_constant
-from ppma.layers.convolution import DepthwiseConv
+from ppma.layers.convolution import DepthwiseConv, linear
 from ppma.layers.decay import DECAYS
-from ppma.layers.init import linear
+from ppma.layers.factors import FACTORS
 from ppma.layers.rope import rotary_table
 from ppma.masks import PrefixedMask, StructuredMask
 from ppma.ops import backends, checks
 from ppma.ops.options import BackendName, Combine
+from ppma.ops.padding import zero_invalid
 from ppma.ops.rotary import rotary_split
 
-ATTENTION_KINDS = ("full", "criss_cross")
+ATTENTION_KINDS = ("full", "criss_cross", *FACTORS)
 
 
 @dataclass(frozen=True)
 class Formulation:
-    """How mask and softmax are combined, and how decays are parametrised."""
+    """How mask and softmax are combined, and how decays are parametrised.
+
+    Attributes:
+        combine: "hadamard" or "logit".
+        decay: a head of `ppma.layers.DECAYS`.
+    """
 
     combine: Combine
     decay: str
@@ -39,12 +45,13 @@ class AttentionInputs(NamedTuple):
     """What a masked attention is computed from.
 
     Attributes:
-        q: (B, heads, H, W, d), turned by the positions; (B, heads, 1, prefix + H*W, d) with prefix tokens.
+        q: (B, heads, H, W, d), rotated (RoPE); (B, heads, 1, prefix + H*W, d) with prefix tokens.
         k: like q.
-        v: like q.
+        v: (B, heads, H, W, d), or as q with prefix tokens.
         mask: over the same tokens.
         grid: (H, W).
-        prefix: how many tokens stand before the grid.
+        prefix: number of tokens before the grid.
+        valid: boolean (B, H, W), or (B, 1, prefix + H*W), of the keys that take part; None if all do.
     """
 
     q: Tensor
@@ -53,6 +60,40 @@ class AttentionInputs(NamedTuple):
     mask: StructuredMask
     grid: tuple[int, int]
     prefix: int
+    valid: Tensor | None = None
+
+
+def attend(
+    kind: str,
+    mask: StructuredMask,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    combine: Combine,
+    valid: Tensor | None = None,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """Attention of one of `ATTENTION_KINDS` with a mask.
+
+    Args:
+        kind: "full", "criss_cross", "linear" or "decomposed".
+        mask: over the tokens of q.
+        q: (B, heads, H, W, d).
+        k: (B, heads, H, W, d).
+        v: (B, heads, H, W, dv).
+        combine: "hadamard" or "logit".
+        valid: boolean (B, H, W), False at tokens that take no part as keys; all do if None.
+        backend: selects the implementation.
+
+    Returns:
+        (B, heads, H, W, dv).
+    """
+    if kind in FACTORS:
+        factors = FACTORS[kind](q, k, valid)
+        return mask.decomposed(*factors, zero_invalid(v, valid), combine=combine, backend=backend)
+    function = mask.attention if kind == "full" else mask.criss_cross
+    return function(q, k, v, combine=combine, valid=valid, backend=backend)
 
 
 @cached_constant
@@ -63,24 +104,25 @@ def _fixed_log_decay(heads: int, span: float, device: torch.device) -> Tensor:
 class PolylineAttention(nn.Module):
     """Multi-head attention with a structured mask whose decays come from the tokens.
 
-    It takes (B, H, W, dim), or (B, N, dim) with `grid=(H, W)` and returns the same shape. A sequence may begin with
-    N - H*W prefix tokens (a class token, registers): they attend to every token and every token attends to them as if
-    no edge lay between, so each path gives them a mask of 1. Where two paths are summed ("2d" in the paper's
-    formulation) that makes 2, which is also what a token has for itself. The fused operators run in any case but one:
-    prefix tokens in the release's formulation need the dense form of the mask, O(N^2) memory.
+    It takes (B, H, W, dim), or (B, N, dim) with `grid=(H, W)`, and returns the same shape. A sequence may begin with
+    N - H*W prefix tokens (a class token, registers): they attend to every token and every token attends to them with a
+    mask of 1 for each path. Where two paths are summed ("2d" in the paper's formulation) that makes 2, which is also
+    what a token has for itself. Prefix tokens need the dense form of the mask, O(N^2) memory, but for full attention in
+    the paper's formulation; everything else runs on the fused operators.
 
     Args:
         dim: channels, a multiple of heads.
         heads: attention heads.
-        kind: "full", or "criss_cross" for attention within rows and within columns, O(N^1.5).
+        kind: "full", O(N^2); "criss_cross" for attention within rows and within columns, O(N^1.5); "linear" or
+            "decomposed" for weights of low rank in place of the softmax, O(N) (`ppma.layers.factors`).
         mask: "none", "rmt", "cross", "hilbert", "v2h", "2d" or "shared".
         formulation: "paper" (mask after the softmax, ReLU decays) or "release" (mask inside, softplus decays).
-        rope: turn q and k by the token's position.
+        rope: rotate q and k by the token's position (RoPE), for kinds of low rank before the feature map.
         local_kernel: size of a depthwise convolution of v that is added to the result, 0 for none.
         fixed_decay_span: how far the fixed decays of the "rmt" mask spread over the heads.
         backend: selects the implementation of every operator in the module.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ppma.layers import PolylineAttention
         >>> attention = PolylineAttention(64, heads=4, kind="criss_cross")
@@ -148,7 +190,11 @@ class PolylineAttention(nn.Module):
         return masks.rmt(_fixed_log_decay(self.heads, self.fixed_decay_span, x.device), grid)
 
     def forward(
-        self, x: Tensor, grid: tuple[int, int] | None = None, rotary: tuple[Tensor, Tensor] | None = None
+        self,
+        x: Tensor,
+        grid: tuple[int, int] | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -156,13 +202,16 @@ class PolylineAttention(nn.Module):
             x: (B, H, W, dim), or (B, prefix + H*W, dim) with `grid`.
             grid: (H, W) of a token sequence.
             rotary: the `rotary_table` of this grid, for callers that share it between modules.
+            valid: boolean (B, H, W), False at padding: these tokens take no part as keys, and the local convolution
+                reads 0 there. All tokens are valid if None.
 
         Returns:
-            Like x.
+            Like x; the results at invalid tokens are of no use.
         """
-        q, k, v, mask, (H, W), prefix = self.inputs(x, grid, rotary)
-        attend = mask.attention if self.kind == "full" else mask.criss_cross
-        out = attend(q, k, v, combine=FORMULATIONS[self.formulation].combine, backend=self.backend)
+        q, k, v, mask, (H, W), prefix, valid = self.inputs(x, grid, rotary, valid)
+        combine = FORMULATIONS[self.formulation].combine
+        v = zero_invalid(v, valid)
+        out = attend(self.kind, mask, q, k, v, combine=combine, valid=valid, backend=self.backend)
 
         out = out.movedim(1, -2).flatten(1, 2).flatten(-2)  # (B, tokens, dim)
         if self.local is not None:
@@ -173,14 +222,18 @@ class PolylineAttention(nn.Module):
         return self.proj(out).reshape(x.shape)
 
     def inputs(
-        self, x: Tensor, grid: tuple[int, int] | None = None, rotary: tuple[Tensor, Tensor] | None = None
+        self,
+        x: Tensor,
+        grid: tuple[int, int] | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        valid: Tensor | None = None,
     ) -> AttentionInputs:
         """What the attention is computed from; arguments as in `forward`."""
         tokens, (H, W), prefix = self._as_tokens(x, grid)
         packed = self.qkv(tokens)
         if self.rope:
             cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
-            if prefix:  # stays where it is: turned by 0
+            if prefix:  # rotated by 0
                 cos, sin = F.pad(cos, (0, 0, prefix, 0), value=1.0), F.pad(sin, (0, 0, prefix, 0))
             # A hook on the projection may have kept what it saw.
             q, k, v = rotary_split(
@@ -189,13 +242,16 @@ class PolylineAttention(nn.Module):
         else:
             q, k, v = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
         mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)
+        if valid is not None:
+            checks.valid(valid, x.shape[:1], (H, W), x.device)
         if prefix:
             mask, shape = PrefixedMask(mask, prefix, (H, W)), (1, tokens.shape[1])
+            valid = None if valid is None else F.pad(valid.flatten(-2), (prefix, 0), value=True).unsqueeze(-2)
         q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (q, k, v))
-        return AttentionInputs(q, k, v, mask, (H, W), prefix)
+        return AttentionInputs(q, k, v, mask, (H, W), prefix, valid)
 
     def _as_tokens(self, x: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, tuple[int, int], int]:
-        """The tokens (B, N, dim), their grid, and how many stand before it."""
+        """The tokens (B, N, dim), their grid, and the number of tokens before it."""
         dim = self.heads * self.head_dim
         if grid is None:
             if x.ndim != 4 or x.shape[-1] != dim:

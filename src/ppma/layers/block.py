@@ -4,11 +4,15 @@ from timm.layers import DropPath, LayerScale
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.convolution import DepthwiseConv
-from ppma.layers.init import linear
+from ppma.layers.convolution import DepthwiseConv, linear
 from ppma.layers.recompute import recomputing
 
 NORM_EPS = 1e-6
+
+
+def zero_invalid_tokens(x: Tensor, valid: Tensor | None) -> Tensor:
+    """A (B, H, W, channels) with 0 where `valid`, (B, H, W), is False; the same tensor if it is None."""
+    return x if valid is None else x.masked_fill(~valid[..., None], 0.0)
 
 
 class ConvFeedForward(nn.Module):
@@ -20,8 +24,9 @@ class ConvFeedForward(nn.Module):
         self.local = DepthwiseConv(hidden, 3)
         self.reduce = linear(hidden, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.expand(x)
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """(B, H, W, dim) to the same; the convolution reads 0 where the boolean (B, H, W) `valid` is False."""
+        hidden = zero_invalid_tokens(self.expand(x), valid)
         mixed = self.local.add(hidden, gelu=True)
         with recomputing(mixed, lambda: self.local.add(hidden, gelu=True)):
             return self.reduce(mixed)
@@ -33,7 +38,7 @@ class PolylineBlock(nn.Module):
     Args:
         dim: channels.
         heads: attention heads.
-        kind: "full" or "criss_cross".
+        kind: "full", "criss_cross", "linear" or "decomposed".
         mask: a mask of `ppma.masks.KINDS`.
         formulation: "paper" or "release".
         ffn_ratio: hidden channels of the feed-forward over dim.
@@ -78,11 +83,15 @@ class PolylineBlock(nn.Module):
         self.ffn_scale = scale()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        placed = self.position.add(x)
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, valid: Tensor | None = None) -> Tensor:
+        """Arguments and result as in `PolylineAttention.forward`; x is (B, H, W, dim).
+
+        What invalid tokens hold reaches no valid one: they are no keys, and convolutions read 0 there.
+        """
+        placed = self.position.add(zero_invalid_tokens(x, valid))
         normed = self.attn_norm(placed)
         with recomputing(normed, lambda: self.attn_norm.forward(placed)):
-            attended = placed + self.drop_path(self.attn_scale(self.attn(normed, rotary=rotary)))
+            attended = placed + self.drop_path(self.attn_scale(self.attn(normed, rotary=rotary, valid=valid)))
         normed = self.ffn_norm(attended)
         with recomputing(normed, lambda: self.ffn_norm.forward(attended)):
-            return attended + self.drop_path(self.ffn_scale(self.ffn(normed)))
+            return attended + self.drop_path(self.ffn_scale(self.ffn(normed, valid)))

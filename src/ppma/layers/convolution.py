@@ -1,13 +1,22 @@
-"""Convolutions on channel-last tensors.
+"""Linear layers and convolutions on channel-last tensors.
 
 A contiguous (B, H, W, C) tensor, permuted, is exactly what PyTorch calls channels-last memory, so the convolutions
 below read and write the layout of the attention without a copy.
 """
 
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ppma.ops.depthwise import depthwise_conv
 from ppma.ops.options import BackendName
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer with bias; weights start truncated normal (std 0.02), biases at 0."""
+    layer = nn.Linear(inputs, outputs)
+    trunc_normal_(layer.weight, std=0.02)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class ChannelLastConv(nn.Conv2d):

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.masks.base import StructuredMask
-from ppma.ops import checks, criss_cross_attention, polyline_attention, polyline_mask
+from ppma.masks.base import StructuredMask, divide
+from ppma.ops import checks, criss_cross_attention, decomposed_attention, polyline_attention, polyline_mask
 from ppma.ops.decay_matrix import log_decay_matrix
-from ppma.ops.options import ND_PATHS, Paths, split_paths
+from ppma.ops.options import COMBINES, ND_PATHS, BackendName, Combine, Paths, split_paths
 
 
 class PolylineMask(StructuredMask):
@@ -43,6 +43,17 @@ class PolylineMask(StructuredMask):
 
     def criss_cross(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return criss_cross_attention(q, k, v, self.log_alpha, self.log_beta, paths=self.operator_paths, **options)
+
+    def decomposed(
+        self, s1: Tensor, s2: Tensor, v: Tensor, *, combine: Combine = "hadamard", backend: BackendName = "auto"
+    ) -> Tensor:
+        checks.one_of("combine", combine, COMBINES)
+        decays = (self.log_alpha, self.log_beta)
+        if combine == "hadamard":
+            return decomposed_attention(s1, s2, v, *decays, paths=self.operator_paths, backend=backend)
+        summed = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last channel sums the weights
+        outs = [decomposed_attention(s1, s2, summed, *decays, paths=path, backend=backend) for path in self.paths]
+        return torch.stack([divide(out[..., :-1], out[..., -1:]) for out in outs]).mean(0)
 
 
 def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> PolylineMask:

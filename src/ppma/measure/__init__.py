@@ -1,1 +1,1 @@
-"""How things are measured: time in turns, peak memory, multiplications."""
+"""Measurement tools: interleaved timing, peak memory, counted multiplications."""

@@ -1,4 +1,4 @@
-"""How the cost of a product with the mask grows: multiplications counted while the real code runs."""
+"""Count the multiplications of a product with the mask while the code runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class CountMultiplications(TorchDispatchMode):
-    """Counts the multiplications of every operation run inside the context, and the largest tensor made."""
+    """Counts multiplications inside the context, and the elements of the largest tensor created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,13 @@ class CountMultiplications(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Method:
-    """A way to compute the V2H mask times x."""
+    """A method to compute the V2H mask times x.
+
+    Attributes:
+        name: for tables.
+        cost: theoretical complexity.
+        run: (x, log_alpha, log_beta) -> product.
+    """
 
     name: str
     cost: str
@@ -67,7 +73,7 @@ METHODS = (
 
 
 def count(method: Method, side: int) -> int:
-    """Multiplications that `method` needs on a side x side grid with one channel."""
+    """Multiplications of `method` on a side x side grid with one channel."""
     log_alpha, log_beta = -torch.rand(2, side, side, dtype=torch.float64)
     x = torch.rand(side, side, 1, dtype=torch.float64)
     with CountMultiplications() as counter:
@@ -76,7 +82,13 @@ def count(method: Method, side: int) -> int:
 
 
 def exponent(sides: Sequence[int], values: Sequence[float]) -> float:
-    """The p of value ~ N^p on grids of N = side^2 tokens: the least-squares slope of log(value) over log(N)."""
+    """Fit p in value ~ N^p for N = side^2 tokens: the least-squares slope of log(value) over log(N).
+
+    Examples:
+        >>> from ppma.measure.costs import exponent
+        >>> round(exponent((8, 16), (64, 256)), 6)
+        1.0
+    """
     x = [2 * math.log(side) for side in sides]
     y = [math.log(value) for value in values]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)

@@ -1,8 +1,8 @@
-"""Peak memory of a call, measured in a process of its own (Linux).
+"""Peak memory of a call, measured in a separate process (Linux).
 
-The resident set is read before the call, its high-water mark is reset, and the difference after the call is what it
-needed above what was there: a model, its gradients, the libraries. In that process large blocks are mapped one by one,
-so that what is freed is returned at once.
+The process reads its resident set, resets the high-water mark and runs the call. The difference is the memory needed
+on top of what existed before: the model, its gradients, the libraries. Large blocks are mapped individually there, so
+freed memory returns to the system at once.
 """
 
 import importlib
@@ -17,15 +17,15 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072
 
 
 def peak(build: str, *arguments: Any, warm: bool) -> int:
-    """Bytes that a call needs at its peak, its result included.
+    """Peak memory of a call in bytes, including its result.
 
     Args:
-        build: "module:function"; what the function returns for the arguments is called.
-        arguments: anything that JSON can hold.
-        warm: call it once before measuring, for calls that leave something behind (gradients, optimizer states).
+        build: "module:function", a function that returns the callable to measure.
+        arguments: arguments of that function, JSON-serialisable.
+        warm: run once before measuring, for calls that allocate persistent memory (gradients, optimizer states).
 
     Raises:
-        OSError: the system does not tell.
+        OSError: the system has no /proc/self/clear_refs.
     """
     if not Path("/proc/self/clear_refs").exists():
         raise OSError("peak memory needs Linux's /proc")
@@ -43,7 +43,7 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    """The process that measures."""
+    """Entry point of the measuring process."""
     build, arguments, warm = json.loads(sys.argv[1])
     module, _, function = build.partition(":")
     call = getattr(importlib.import_module(module), function)(*arguments)

@@ -1,17 +1,22 @@
-"""Timing that holds on a noisy machine: contenders take turns, and what counts is the ratio within a round."""
+"""Timing for noisy machines: contenders take turns, and ratios are taken within a round."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from ppma.progress import Progress
+
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of every contender, one for each round."""
+    """Measured times.
+
+    Attributes:
+        seconds: contender -> seconds of one run, one value per round.
+    """
 
     seconds: Mapping[str, list[float]]
 
@@ -20,12 +25,12 @@ class Timings:
         return statistics.median(self.seconds[name])
 
     def speed(self, name: str, than: str) -> float:
-        """How many times as fast `name` is as `than`: the median of the ratios within the rounds."""
+        """How many times faster `name` is than `than`: the median of the ratios within the rounds."""
         return statistics.median(b / a for a, b in zip(self.seconds[name], self.seconds[than], strict=True))
 
 
 def synchronize(device: torch.device | None) -> None:
-    """Wait until the device has finished."""
+    """Wait for pending work on the device."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -37,32 +42,41 @@ def interleave(
     shortest: float = 0.02,
     device: torch.device | None = None,
     label: str = "",
+    on_round: Callable[[Timings], None] | None = None,
 ) -> Timings:
     """Time the contenders in turns: A, B, A, B, ...
 
     Args:
-        contenders: what to run, by name.
-        rounds: how often each is timed.
-        shortest: a contender that is faster is repeated within a round until this many seconds have gone by.
-        device: where the work happens.
-        label: shown while it runs.
+        contenders: name -> function to time.
+        rounds: timings per contender.
+        shortest: a faster contender is repeated within a round for at least this many seconds.
+        device: synchronised around each timing.
+        label: title of the progress line.
+        on_round: called after each round with all timings up to then.
 
     Returns:
-        The seconds of one run of each contender, by round.
+        Seconds of one run of each contender, per round.
+
+    Examples:
+        >>> from ppma.measure.timing import interleave
+        >>> timings = interleave({"sum": lambda: sum(range(100)), "len": lambda: len(range(100))}, rounds=3)
+        >>> len(timings.seconds["sum"])
+        3
     """
     repeats = {}
-    for name, run in contenders.items():
-        run()
-        repeats[name] = max(1, round(shortest / max(_seconds(run, 1, device), 1e-7)))
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for done in range(rounds):
-        if sys.stderr.isatty():
-            print(f"\r{label}: round {done + 1} of {rounds} ", end="", file=sys.stderr, flush=True)
+    timings = Timings({name: [] for name in contenders})
+    with Progress(label, (1 + rounds) * len(contenders)) as progress:
         for name, run in contenders.items():
-            seconds[name].append(_seconds(run, repeats[name], device))
-    if sys.stderr.isatty():
-        print("\r" + " " * (len(label) + 24) + "\r", end="", file=sys.stderr, flush=True)
-    return Timings(seconds)
+            run()
+            repeats[name] = max(1, round(shortest / max(_seconds(run, 1, device), 1e-7)))
+            progress.advance(name)
+        for _ in range(rounds):
+            for name, run in contenders.items():
+                timings.seconds[name].append(_seconds(run, repeats[name], device))
+                progress.advance(name)
+            if on_round is not None:
+                on_round(timings)
+    return timings
 
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device | None) -> float:

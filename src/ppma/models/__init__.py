@@ -1,4 +1,4 @@
-"""The backbones of the paper, registered with timm, and their weight files."""
+"""Backbones, registered with timm, and weight files."""
 
 from ppma.models import flops, variants
 from ppma.models.backbone import PolylineBackbone

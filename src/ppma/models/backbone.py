@@ -1,4 +1,4 @@
-"""The backbone: stem, four stages, head. Every published variant is this class with another configuration."""
+"""The backbone: stem, stages, classifier head. Every variant is this class with another configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,6 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.block import NORM_EPS
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.stem import Stem
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release, write_checkpoint
@@ -30,9 +29,17 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
     """A hierarchical vision backbone with masked attention, in timm's conventions, for images of any size.
 
     Args:
-        config: what to build; see `ppma.models.CONFIGS` for the published ones.
+        config: what to build; `ppma.models.CONFIGS` has those of the registered variants.
 
-    Example:
+    Attributes:
+        config: of this model, kept up to date by `reset_classifier` and `prune_intermediate_layers`.
+        pretrained_cfg: timm's description of inputs, classifier and weights.
+        feature_info: channels, stride and module name of each stage, for timm.
+        num_classes: number of classes, 0 without a classifier.
+        num_features: channels of the last stage.
+        head_hidden_size: channels that the classifier reads.
+
+    Examples:
         >>> import torch
         >>> from ppma.models import CONFIGS, PolylineBackbone
         >>> model = PolylineBackbone(CONFIGS["ppma_nano"].replace(num_classes=10))
@@ -50,7 +57,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         drop_paths = torch.linspace(0, config.drop_path_rate, sum(config.depths), device="cpu").split(config.depths)
         self.stages = nn.ModuleList(Stage(config, index, rates.tolist()) for index, rates in enumerate(drop_paths))
         self.feature_norms = nn.ModuleDict(
-            {str(index): nn.LayerNorm(config.dims[index], eps=NORM_EPS) for index in config.feature_norms}
+            {
+                str(index): nn.LayerNorm(config.dims[index], eps=config.feature_norm_eps)
+                for index in config.feature_norms
+            }
         )
         self.head = self._head()
         self.feature_info = [
@@ -65,18 +75,15 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         self.describe()
 
     def describe(self) -> None:
-        """Bring `pretrained_cfg`, which timm saves beside the weights, up to what this model is.
+        """Update `pretrained_cfg`, which timm saves next to the weights.
 
-        timm builds a model from a name and arguments. It keeps the name; the arguments that lead from there to this
-        model stand under "model_args", so that a saved folder gives the same model again. `save_for_hf(..., model_args=
-        model.pretrained_cfg["model_args"])` tells other programs too.
+        timm stores the architecture's name but not the arguments it was built with. They are kept under "model_args",
+        so that a saved folder rebuilds this model. For other programs that read the folder, call
+        `save_for_hf(..., model_args=model.pretrained_cfg["model_args"])`.
         """
         differences = self.config.differences(CONFIGS[self.pretrained_cfg["architecture"]])
-        self.pretrained_cfg.update(
-            model_args={name: value for name, value in differences.items() if name != "num_classes"},  # timm's own
-            first_conv=FIRST_CONV,
-            classifier=CLASSIFIER,
-        )
+        differences.pop("num_classes", None)  # timm stores it itself
+        self.pretrained_cfg.update(model_args=differences, first_conv=FIRST_CONV, classifier=CLASSIFIER)
 
     def _head(self) -> ClassifierHead:
         config = self.config
@@ -84,19 +91,23 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             config.dims[-1], config.head_width, config.num_classes, config.global_pool, config.drop_rate
         )
 
-    def forward_features(self, image: Tensor) -> Tensor:
-        """Images (B, in_chans, height, width) to the last stage's features (B, H, W, C)."""
+    def forward_features(self, image: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Images (B, in_chans, height, width) to the last stage's features (B, H, W, C).
+
+        `valid`, a boolean (B, height, width), is False at padding: tokens without a valid pixel are no keys in any
+        block, and convolutions read 0 there. Only the stem and the downsampling look across the border of an image.
+        """
         x = self.stem(image)
         for stage in self.stages:
-            x = stage(x)
+            x = stage(x, valid)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Features (B, H, W, C) to class scores (B, num_classes), or to what the classifier reads."""
+        """Features (B, H, W, C) to logits (B, num_classes), or to the input of the classifier if `pre_logits`."""
         return self.head(x, pre_logits=pre_logits)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Images (B, in_chans, height, width) to class scores (B, num_classes)."""
+        """Images (B, in_chans, height, width) to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(image))
 
     def forward_intermediates(
@@ -107,27 +118,29 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        valid: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """The features of some stages.
 
         Args:
             image: (B, in_chans, height, width).
-            indices: which stages; an int for the last so many, None for all.
-            norm: accepted for timm; there is no norm after the last stage, and `feature_norms` belong to the features.
-            stop_early: leave the stages out that no feature needs.
-            output_fmt: "NCHW" or "NHWC" of the features.
+            indices: of the stages; an int n for the last n, None for all.
+            norm: ignored, part of timm's signature; `config.feature_norms` decides which features are normalised.
+            stop_early: do not run stages after the last one asked for.
+            output_fmt: layout of the features, "NCHW" or "NHWC".
             intermediates_only: return the features only.
+            valid: as in `forward_features`.
 
         Returns:
-            The features, each through its layer norm where the model has `feature_norms`; before them, unless
-            `intermediates_only`, what `forward_features` returns.
+            The features, through their layer norms where the model has `feature_norms`; unless `intermediates_only`,
+            a pair of the output of `forward_features` and the features.
         """
         checks.one_of("output_fmt", output_fmt, ("NCHW", "NHWC"))
         taken, last = feature_take_indices(len(self.stages), indices)
         features = []
         x = self.stem(image)
         for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
-            x = stage(x)
+            x = stage(x, valid)
             if index in taken:
                 feature = self.feature_norms[str(index)](x) if str(index) in self.feature_norms else x
                 features.append(feature.permute(0, 3, 1, 2) if output_fmt == "NCHW" else feature)
@@ -136,12 +149,15 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the features of these stages do not need; returns their indices.
+        """Remove what the features of these stages do not need.
 
         Args:
             indices: as in `forward_intermediates`.
-            prune_norm: accepted for timm; see there.
-            prune_head: drop the head.
+            prune_norm: ignored, part of timm's signature.
+            prune_head: remove the head.
+
+        Returns:
+            The indices of the stages asked for, from 0.
         """
         taken, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
@@ -154,11 +170,11 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         return taken
 
     def get_classifier(self) -> nn.Module:
-        """The last linear layer."""
+        """The classifier, a linear layer."""
         return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new last layer for another number of classes (0: none), and optionally another pooling."""
+        """Replace the classifier by a new one (none for 0 classes), and the pooling unless None."""
         changes: dict[str, Any] = {"num_classes": num_classes}
         if global_pool is not None:
             changes["global_pool"] = global_pool
@@ -166,7 +182,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         self.head.reset(num_classes, global_pool)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping its activations."""
+        """Recompute each block in the backward pass instead of storing its activations."""
         for module in self.modules():
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
@@ -174,8 +190,8 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
     def set_backend(self, name: BackendName) -> None:
         """Select the implementation of every operator: "auto", "reference", "torch", "native" or "triton".
 
-        Where a backend has no kernel for a part of a block (the reference and Triton have none for depthwise
-        convolutions and rotary embeddings), that part runs in plain PyTorch.
+        Parts of a block for which a backend has no kernel run in plain PyTorch; "reference" and "triton" have none for
+        depthwise convolutions and rotary embeddings.
         """
         checks.one_of("name", name, backends.NAMES)
         for module in self.modules():
@@ -183,11 +199,16 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
                 module.backend = name
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that take no weight decay, beside biases and norms: those that set the decays."""
+        """Names of the parameters without weight decay, besides biases and norms: those of the mask's decay factors."""
         return {name for name, _ in self.named_parameters() if name.endswith((".dt_bias", ".A_log", ".decay.bias"))}
 
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of all parameters that the authors exclude from weight decay: ours, but not the layer scales."""
+        flat = {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+        return (flat | self.no_weight_decay()) - {name for name in flat if name.endswith("_scale.gamma")}
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm's optimizers group the parameters into layers."""
+        """Patterns by which timm groups parameters into layers."""
         if coarse:
             blocks: Any = r"^stages\.(\d+)"
         else:
@@ -195,12 +216,12 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         return {"stem": r"^stem", "blocks": blocks}
 
     def get_extra_state(self) -> Tensor:
-        """The configuration, so that weights cannot be loaded into a model that computes something else with them."""
+        """The configuration as bytes: weights carry it, so that a model that computes another function refuses them."""
         device = next(self.parameters()).device
         return encode_config(self.config).to(device)
 
     def set_extra_state(self, state: Any) -> None:
-        """Compare with this model's own; a CheckpointError if the weights beside it are of another model."""
+        """Compare with this model's configuration; weights of a different model are a CheckpointError."""
         if message := self.origin_mismatch({EXTRA_STATE: state}):
             raise CheckpointError(message)
 
@@ -214,9 +235,9 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take weights in the authors' names too, and compare the model they come from with this one."""
+        """Accept weights with the authors' names too, and refuse those of a model that computes another function."""
         own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
-        if message := self.origin_mismatch(own):  # like a wrong shape, an error whether strict or not
+        if message := self.origin_mismatch(own):  # an error whether strict or not, like a wrong shape
             error_msgs.append(message)
         state_dict.pop(prefix + EXTRA_STATE, None)
         if release.is_release_layout(own):
@@ -230,10 +251,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
             missing_keys.remove(prefix + EXTRA_STATE)
 
     def origin_mismatch(self, state: Mapping[str, Tensor]) -> str | None:
-        """How the model that these weights come from differs from this one, None where they agree or do not tell."""
+        """How the model these weights come from differs from this one; None if it does not, or if they do not tell."""
         encoded = state.get(EXTRA_STATE)
         if release.is_release_layout(state):
-            source = self.config.replace(formulation="release", mask=release.told_mask(state) or self.config.mask)
+            source = self.config.replace(formulation="release", mask=release.implied_mask(state) or self.config.mask)
         elif encoded is None or getattr(encoded, "is_meta", False):
             return None
         else:
@@ -241,13 +262,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
                 source = decode_config(encoded, EXTRA_STATE)
             except CheckpointError as error:
                 return str(error)
-        different = self.config.mismatches(source)
-        if not different:
-            return None
-        theirs, ours = (
-            ", ".join(f"{name}={getattr(config, name)!r}" for name in different) for config in (source, self.config)
-        )
-        return f"the weights are of a model with {theirs}; this one has {ours}"
+        return self.config.mismatch(source)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         write_checkpoint(save_directory / WEIGHTS_NAME, self.state_dict(), self.config)
@@ -265,7 +280,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         config: BackboneConfig | None = None,
         **overrides: Any,
     ) -> "PolylineBackbone":
-        """From a local folder or a repository of the Hub; the configuration is the one beside the weights."""
+        """From a local folder or a repository of the Hub; the weight file has the configuration."""
         local = Path(model_id) / WEIGHTS_NAME
         path = (
             local
@@ -283,7 +298,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
         checkpoint = open_checkpoint(path)
         stored, state = checkpoint.backbone, checkpoint.contents
         if stored is None:
-            raise CheckpointError(f"{path}: expected a configuration in the file's metadata, found none")
+            raise CheckpointError(f"{path}: expected a configuration in its metadata, found none")
         chosen = (config or stored).replace(**overrides)
         check_size(chosen, state, source=str(path))
         return build(lambda: cls(chosen), state, source=str(path))

@@ -1,4 +1,4 @@
-"""What defines a backbone, and the seven published by name."""
+"""Configuration of a backbone, and the registered variants."""
 
 import dataclasses
 import reprlib
@@ -10,9 +10,9 @@ from ppma import masks
 from ppma.layers.attention import ATTENTION_KINDS, FORMULATIONS
 from ppma.ops import checks
 
-Check = Callable[[str, object], None]  # takes a field's name and a value, raises a ValueError
+Check = Callable[[str, object], None]  # takes the name and value of a field, raises ValueError
 
-# Far above any model, and low enough that no file makes building a model endless.
+# Far above any real model; a hostile file must not make building one take forever.
 _MOST_STAGES = 16
 _MOST_BLOCKS = 4096
 _MOST_CHANNELS = 1 << 20
@@ -20,7 +20,7 @@ _MOST_CLASSES = 1 << 24
 
 
 def _shown(value: object) -> str:
-    """A value for a message, however large."""
+    """A value for a message, shortened if it is long."""
     return reprlib.repr(value)
 
 
@@ -78,32 +78,43 @@ _SINGLE: dict[str, Check] = {
     "global_pool": _word(("avg", "")),
     "drop_rate": _number(0, 1),
     "drop_path_rate": _number(0, 1),
+    "feature_norm_eps": _number(0, 1),
 }
 PER_STAGE = tuple(_PER_STAGE)
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """A backbone of stages on grids of stride `stem_stride`, then twice as coarse with each stage.
+    """Configuration of a backbone; stage i has stride `stem_stride * 2**i`.
 
     Attributes:
-        depths: blocks.
-        dims: channels.
-        heads: attention heads.
-        kinds: "criss_cross" or "full" attention.
-        ffn_ratios: hidden channels of the feed-forward over channels.
-        layer_scale: initial layer scale, None where there is none.
-        fixed_decay_spans: how the fixed decays of the "rmt" mask spread over the heads.
-        mask: a mask of `ppma.masks.KINDS`.
-        formulation: "paper" or "release".
-        stem_stride: 4 or 2.
-        in_chans: channels of the image.
-        num_classes: outputs of the classifier, 0 for pooled features.
-        head_width: channels between the last stage and the classifier, None to classify the last stage directly.
+        depths: number of blocks, per stage.
+        dims: number of channels, per stage.
+        heads: number of attention heads, per stage.
+        kinds: "criss_cross", "full", "linear" or "decomposed" attention, per stage.
+        ffn_ratios: hidden over input channels of the feed-forward, per stage.
+        layer_scale: initial value of the layer scale, per stage; None for no layer scale.
+        fixed_decay_spans: range r of the "rmt" mask's decays over the heads, per stage (`ppma.masks.rmt_log_decay`).
+        mask: name of a mask in `ppma.masks.KINDS`.
+        formulation: "paper" (mask after the softmax) or "release" (mask inside the softmax).
+        stem_stride: 2 or 4.
+        in_chans: number of image channels.
+        num_classes: number of classes; 0 returns the input of the classifier.
+        head_width: channels between the last stage and the classifier; None classifies the last stage directly.
         global_pool: "avg", or "" for no pooling.
-        drop_rate: dropout before the classifier.
-        drop_path_rate: probability of dropping a branch in the last block, growing linearly from 0.
-        feature_norms: the stages whose features go through a layer norm of their own, for dense tasks.
+        drop_rate: dropout probability before the classifier.
+        drop_path_rate: drop path probability of the last block; it grows linearly from 0 at the first.
+        feature_norms: indices of the stages whose features have a layer norm of their own, for dense tasks.
+        feature_norm_eps: epsilon of these layer norms; the authors' models have 1e-5 here and 1e-6 elsewhere.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+
+    Examples:
+        >>> from ppma.models import CONFIGS
+        >>> config = CONFIGS["ppma_tiny"].replace(num_classes=10, mask="v2h")
+        >>> config.differences(CONFIGS["ppma_tiny"])
+        {'mask': 'v2h', 'num_classes': 10}
     """
 
     depths: tuple[int, ...]
@@ -123,6 +134,7 @@ class BackboneConfig:
     drop_rate: float = 0.0
     drop_path_rate: float = 0.0
     feature_norms: tuple[int, ...] = ()
+    feature_norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         stages = _stages(self.depths)
@@ -132,7 +144,7 @@ class BackboneConfig:
                 raise ValueError(f"{name}: expected one entry for each of {stages} stages, got {_shown(value)}")
             for entry in value:
                 check(name, entry)
-            object.__setattr__(self, name, tuple(value))  # JSON brings lists
+            object.__setattr__(self, name, tuple(value))  # JSON has lists
         norms = self.feature_norms
         if not isinstance(norms, list | tuple) or any(norm not in range(stages) for norm in norms):
             raise ValueError(f"feature_norms: expected stages 0 to {stages - 1}, got {_shown(norms)}")
@@ -146,47 +158,57 @@ class BackboneConfig:
                 raise ValueError(f"heads: expected a divisor of dim={dim} with an even quotient, got {heads}")
 
     def replace(self, **changes: Any) -> "BackboneConfig":
-        """A copy with some fields changed; unknown names are a ValueError."""
+        """A copy with some fields changed; an unknown name is a ValueError."""
         fields = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name == "img_size":
-                raise ValueError("img_size: expected no such argument (a backbone takes images of any size), got one")
+                raise ValueError("img_size: expected no such argument, as a backbone takes images of any size")
             checks.one_of("model argument", name, fields)
         return dataclasses.replace(self, **changes)
 
     def differences(self, base: "BackboneConfig") -> dict[str, Any]:
-        """The fields, and their values here, by which this differs from another configuration."""
+        """The fields that differ from another configuration, with the values of this one."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in fields if value != getattr(base, name)}
 
-    def mismatches(self, other: "BackboneConfig") -> list[str]:
-        """Which fields make two models with weights of the same shapes compute different things.
+    def mismatch(self, source: "BackboneConfig") -> str | None:
+        """Why weights of another model cannot be used although their shapes fit: it computes another function.
 
-        Stages that only one of them has, and what trains but does not compute (drop rates), are left out.
+        Stages that only one of the models has are ignored, and so are drop rates.
+
+        Args:
+            source: of the model that the weights come from.
+
+        Returns:
+            The differences in one line, None if there are none.
         """
-        stages = min(len(self.depths), len(other.depths))
+        stages = min(len(self.depths), len(source.depths))
         names = ["mask", "formulation", "stem_stride", "kinds", "heads"]
-        if "rmt" in (self.mask, other.mask):
+        if "rmt" in (self.mask, source.mask):
             names.append("fixed_decay_spans")
 
         def value(config: BackboneConfig, name: str) -> Any:
             return getattr(config, name)[:stages] if name in PER_STAGE else getattr(config, name)
 
-        return [name for name in names if value(self, name) != value(other, name)]
+        different = [name for name in names if value(self, name) != value(source, name)]
+        theirs, ours = (
+            ", ".join(f"{name}={getattr(config, name)!r}" for name in different) for config in (source, self)
+        )
+        return f"the weights are of a model with {theirs}; this one has {ours}" if different else None
 
     def without_head(self, stages: int) -> "BackboneConfig":
-        """The first so many stages, and no classifier."""
+        """A copy with the first `stages` stages and no classifier."""
         kept = {name: getattr(self, name)[:stages] for name in PER_STAGE}
         norms = tuple(stage for stage in self.feature_norms if stage < stages)
         return self.replace(**kept, feature_norms=norms, num_classes=0, head_width=None, global_pool="")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All fields as plain values, for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "BackboneConfig":
-        """From `to_dict`; unknown and missing names are a ValueError."""
+        """The inverse of `to_dict`; an unknown or missing name is a ValueError."""
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name in fields:
             checks.one_of("config field", name, known)
@@ -200,34 +222,28 @@ _TINY = BackboneConfig(
     depths=(2, 2, 8, 2),
     dims=(64, 128, 256, 512),
     heads=(4, 4, 8, 16),
-    kinds=("criss_cross", "criss_cross", "full", "full"),  # the paper's text says the last only; its FLOPs say two
+    kinds=("criss_cross", "criss_cross", "full", "full"),  # two full stages: only these give the paper's FLOPs
     ffn_ratios=(3.0, 3.0, 3.0, 3.0),
     drop_path_rate=0.1,
 )
-_SMALL = BackboneConfig(
+_SMALL = _TINY.replace(
     depths=(3, 4, 18, 4),
-    dims=(64, 128, 256, 512),
-    heads=(4, 4, 8, 16),
     kinds=("criss_cross", "criss_cross", "criss_cross", "full"),
     ffn_ratios=(4.0, 4.0, 3.0, 3.0),
     drop_path_rate=0.15,
 )
-_BASE = BackboneConfig(
+_BASE = _SMALL.replace(
     depths=(4, 8, 25, 8),
     dims=(80, 160, 320, 512),
     heads=(5, 5, 10, 16),
-    kinds=("criss_cross", "criss_cross", "criss_cross", "full"),
-    ffn_ratios=(4.0, 4.0, 3.0, 3.0),
     layer_scale=(None, None, 1e-6, 1e-6),
     fixed_decay_spans=(5.0, 5.0, 6.0, 6.0),
     drop_path_rate=0.4,
 )
-_NANO = BackboneConfig(
+_NANO = _TINY.replace(
     depths=(1, 2, 4, 1),
     dims=(32, 64, 96, 128),
     heads=(2, 2, 3, 4),
-    kinds=("criss_cross", "criss_cross", "full", "full"),
-    ffn_ratios=(3.0, 3.0, 3.0, 3.0),
     stem_stride=2,
     head_width=256,
     drop_path_rate=0.05,
@@ -235,7 +251,7 @@ _NANO = BackboneConfig(
 
 
 def _rmt(config: BackboneConfig) -> BackboneConfig:
-    """RMT: the same blocks with its fixed decay, which is defined inside the softmax."""
+    """The same blocks with the fixed decay of RMT, which is defined inside the softmax."""
     return config.replace(mask="rmt", formulation="release")
 
 
@@ -250,8 +266,8 @@ CONFIGS = {
 }
 
 
-def published_variant(*, mask: str, **fields: Any) -> str | None:
-    """The name of the first published variant with these fields and a fixed or learned mask like `mask`, if any."""
+def find_variant(*, mask: str, **fields: Any) -> str | None:
+    """Name of the first registered variant with these fields, RMT for the mask "rmt" and PPMA for others; or None."""
     for name, config in CONFIGS.items():
         same_kind = (config.mask == "rmt") == (mask == "rmt")
         if same_kind and all(getattr(config, field) == value for field, value in fields.items()):

@@ -1,4 +1,4 @@
-"""Models as files for other runtimes: torch.export programs and ONNX."""
+"""Export to other runtimes: torch.export programs and ONNX."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from ppma.ops import decompositions
 
 OPSET = 20  # the first that has GELU
 NEWEST_OPSET = 23
-LARGEST = 8192  # the exporter wants a bound on open sizes
-_ONE_GRID = ("cross", "hilbert")  # masks whose scans are laid out for the grid of the example
+LARGEST = 8192  # the exporter needs an upper bound of dynamic sizes
+_ONE_GRID = ("cross", "hilbert")  # masks whose scan order is fixed when the graph is captured
 
 
 def backbone_in(model: nn.Module) -> PolylineBackbone:
-    """The backbone that a model is, or has inside."""
+    """The backbone that a model is or contains."""
     found = next((module for module in model.modules() if isinstance(module, PolylineBackbone)), None)
     if found is None:
-        raise ValueError(f"model: expected a PolylineBackbone or a model around one, got {type(model).__name__}")
+        raise ValueError(f"model: expected a PolylineBackbone or a model that contains one, got {type(model).__name__}")
     return found
 
 
 def check_size(model: nn.Module, size: tuple[int, int], *, dynamic: bool) -> None:
-    """Refuse sizes that cannot be exported; arguments as in `export_program`."""
+    """Raise a ValueError for a size that cannot be exported; arguments as in `export_program`."""
     backbone = backbone_in(model)
     if min(size) < 1 or max(size) > LARGEST:
         raise ValueError(f"size: expected 1 to {LARGEST} pixels, got {size[0]} x {size[1]}")
@@ -35,9 +35,9 @@ def check_size(model: nn.Module, size: tuple[int, int], *, dynamic: bool) -> Non
         return
     stride = _stride(backbone)
     if backbone.config.mask in _ONE_GRID:
-        raise ValueError(f"dynamic: expected False for mask={backbone.config.mask!r}, which is made for one grid")
+        raise ValueError(f"dynamic: expected False for mask={backbone.config.mask!r}, which is fixed for one grid")
     if min(size) <= stride:
-        raise ValueError(f"size: expected more than {stride} x {stride} to leave it open, got {size[0]} x {size[1]}")
+        raise ValueError(f"size: expected more than {stride} x {stride} for dynamic sizes, got {size[0]} x {size[1]}")
 
 
 def _stride(backbone: PolylineBackbone) -> int:
@@ -47,34 +47,41 @@ def _stride(backbone: PolylineBackbone) -> int:
 def export_program(
     model: nn.Module, size: tuple[int, int] | None = None, *, dynamic: bool = True
 ) -> torch.export.ExportedProgram:
-    """Capture a model's evaluation as a graph, in which attention is an operator of `torch.ops.ppma`.
+    """Capture a model in evaluation mode as a graph, in which attention is an operator of `torch.ops.ppma`.
 
     Args:
-        model: a backbone, or a model around one that takes a batch of images; is put into evaluation mode.
-        size: (height, width) of the example image; that of the backbone's `pretrained_cfg` if None.
-        dynamic: leave batch, height and width open. Heights and widths must then be larger than the stride of the last
-            stage (32; 16 for `ppma_nano`); the masks "cross" and "hilbert" are made for one grid and refuse.
+        model: a backbone, or a model that contains one and takes a batch of images; it is put into evaluation mode.
+        size: (height, width) of the example image; None takes that of the backbone's `pretrained_cfg`.
+        dynamic: make batch, height and width dynamic. Heights and widths must then be larger than the stride of the
+            last stage (32; 16 for `ppma_nano`); not for the masks "cross" and "hilbert", fixed for one grid.
 
     Returns:
-        A program that takes images (B, in_chans, height, width) and returns what the model does, class scores
+        A program that takes images (B, in_chans, height, width) and returns the model's output: logits
         (B, num_classes) for a classifier.
+
+    Examples:
+        >>> import timm, torch
+        >>> program = export_program(timm.create_model("ppma_nano", num_classes=10), (32, 32), dynamic=False)
+        >>> program.module()(torch.randn(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
     backbone = backbone_in(model)
     height, width = size or backbone.pretrained_cfg["input_size"][1:]
     check_size(model, (height, width), dynamic=dynamic)
-    shapes = (_open_sizes(_stride(backbone) + 1),) if dynamic else None
-    # Two images: a batch of one would be taken for a constant.
+    shapes = _dynamic_shapes(backbone) if dynamic else None
+    # Two images: torch.export takes a batch of one for a constant.
     image = torch.randn(2 if dynamic else 1, backbone.config.in_chans, height, width)
     return torch.export.export(model.eval(), (image,), dynamic_shapes=shapes, strict=False)
 
 
-def _open_sizes(smallest: int) -> dict[int, Any]:
+def _dynamic_shapes(backbone: PolylineBackbone) -> tuple[dict[int, Any]]:
+    smallest = _stride(backbone) + 1
     extents = {axis: torch.export.Dim(name, min=smallest, max=LARGEST) for axis, name in ((2, "height"), (3, "width"))}
-    return {0: torch.export.Dim("batch", min=1, max=LARGEST), **extents}
+    return ({0: torch.export.Dim("batch", min=1, max=LARGEST), **extents},)
 
 
 def check_opset(opset: int) -> None:
-    """Refuse versions that lack an operator."""
+    """Raise a ValueError for an ONNX opset that lacks an operator."""
     if not OPSET <= opset <= NEWEST_OPSET:
         raise ValueError(f"opset: expected {OPSET} to {NEWEST_OPSET}, got {opset}")
 
@@ -88,28 +95,27 @@ def export_onnx(
     opset: int = OPSET,
     outputs: Sequence[str] = ("logits",),
 ) -> None:
-    """Write an ONNX file with the input "image"; attention becomes its dense form.
+    """Write an ONNX file with the input "image"; attention is exported in its dense form.
 
     Args:
         model: as in `export_program`.
-        path: of the file, which holds the weights too.
+        path: of the file, which includes the weights.
         size: as in `export_program`.
         dynamic: as in `export_program`.
-        opset: version of the ONNX operators, 20 or later.
-        outputs: names of what the model returns.
+        opset: ONNX opset, at least 20.
+        outputs: names of the outputs.
     """
     check_opset(opset)
     program = export_program(model, size, dynamic=dynamic).run_decompositions(
         {**decompositions.table(), torch.ops.aten.adaptive_avg_pool2d.default: _adaptive_average}
     )
-    stride = _stride(backbone_in(model))
     onnx = torch.onnx.export(
         program,
-        dynamic_shapes=(_open_sizes(stride + 1),) if dynamic else None,  # only names the axes here
+        dynamic_shapes=_dynamic_shapes(backbone_in(model)) if dynamic else None,  # only names the axes here
         input_names=["image"],
         output_names=list(outputs),
         opset_version=opset,
-        optimize=False,  # minutes for open sizes; runtimes optimise when they load
+        optimize=False,  # takes minutes for dynamic sizes; runtimes optimise at load time
         verbose=False,
     )
     assert onnx is not None
@@ -117,14 +123,14 @@ def export_onnx(
 
 
 def save_program(program: torch.export.ExportedProgram, path: str | Path) -> None:
-    """Write a program as `torch.export.save` does; a file of that name is replaced when the new one is complete."""
+    """Like `torch.export.save`, but atomic: an existing file is replaced only by a complete one."""
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     write_atomically(Path(path), buffer.getbuffer())
 
 
 class StageFeatures(nn.Module):
-    """A backbone that returns the features of its stages, (B, C, H, W) each, instead of class scores.
+    """A backbone that returns the features of its stages, (B, C, H, W) each, instead of logits.
 
     Args:
         backbone: takes the images.
@@ -135,20 +141,20 @@ class StageFeatures(nn.Module):
         self.backbone = backbone
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """Images (B, in_chans, height, width) to one tensor for each stage, finest first."""
+        """Images (B, in_chans, height, width) to one tensor per stage, finest first."""
         features = self.backbone.forward_intermediates(image, intermediates_only=True)
         assert isinstance(features, list)
         return tuple(features)
 
 
 def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Adaptive average pooling as two matrix products, which hold for symbolic sizes too: ONNX has no such operator."""
+    """Adaptive average pooling as two matrix products, also for symbolic sizes; ONNX has no such operator."""
     rows, columns = (_bins(x.shape[axis], bins, x) for axis, bins in ((-2, output_size[0]), (-1, output_size[1])))
     return rows @ x @ columns.mT
 
 
 def _bins(extent: int, bins: int, like: Tensor) -> Tensor:
-    """(bins, extent), whose row i takes the mean from floor(i n / bins) up to ceil((i + 1) n / bins), n the extent."""
+    """(bins, extent): row i averages from floor(i n / bins) up to ceil((i + 1) n / bins), n the extent."""
     position = torch.arange(extent, device=like.device)
     index = torch.arange(bins, device=like.device)[:, None]
     inside = (position >= index * extent // bins) & (position < ((index + 1) * extent + bins - 1) // bins)
@@ -157,15 +163,15 @@ def _bins(extent: int, bins: int, like: Tensor) -> Tensor:
 
 
 def onnx_differences(model: nn.Module, path: str | Path, sizes: Sequence[tuple[int, int]]) -> list[float]:
-    """How far an ONNX file's outputs in onnxruntime are from the model's, for one image of each size.
+    """Compare an ONNX file in onnxruntime with the model, on one random image of each size.
 
     Returns:
-        For each size, the largest difference over the largest output.
+        For each size, the largest difference divided by the largest output.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns of every constant that it does not fold
+    options.log_severity_level = 3  # errors only: it warns about every constant it does not fold
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(image: Tensor) -> list[Tensor]:
@@ -175,7 +181,7 @@ def onnx_differences(model: nn.Module, path: str | Path, sizes: Sequence[tuple[i
 
 
 def program_differences(model: nn.Module, path: str | Path, sizes: Sequence[tuple[int, int]]) -> list[float]:
-    """The same for a file of `torch.export.save`."""
+    """Like `onnx_differences`, for a file of `torch.export.save`."""
     return _differences(model, torch.export.load(path).module(), sizes)
 
 

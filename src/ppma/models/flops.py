@@ -1,9 +1,9 @@
-"""What the operators cost, for everybody who counts: torch's FlopCounterMode, fvcore, and `ppma.models.profile`.
+"""FLOP formulas of the operators, for torch's FlopCounterMode, fvcore and `ppma.models.profile`.
 
-Counters see an operator of `torch.ops.ppma` as one opaque node, so the formulas stand here. They count the products
-of the dense formulation, as the published figures do: `q k^T` and `map v` once for full attention, and for criss-cross
-attention the scores within rows and columns once and the products with v for each path. A multiply-add is one MAC;
-torch counts it as two FLOPs, fvcore and the papers as one.
+Counters see an operator of `torch.ops.ppma` as one opaque node. The formulas count the products of the dense
+formulation, as the published figures do: `q k^T` and `map v` once for full attention; for criss-cross attention the
+scores within rows and columns once, and the products with v for each path. A multiply-add is one MAC, which torch
+counts as two FLOPs and fvcore and the papers as one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,46 +20,46 @@ Shape = Sequence[int]
 
 
 def attention_macs(q: Shape, v: Shape) -> int:
-    """Full attention, q (B, heads, H, W, d) and v (B, heads, H, W, dv): N^2 (d + dv) for each head."""
+    """Full attention, q (B, heads, H, W, d) and v (B, heads, H, W, dv): N^2 (d + dv) per head."""
     tokens = q[2] * q[3]
     return q[0] * q[1] * tokens**2 * (q[4] + v[4])
 
 
 def attention_backward_macs(q: Shape, v: Shape) -> int:
-    """Scores again, then the gradients of map, v, q and k."""
+    """Recomputed scores, then the gradients of map, v, q and k."""
     tokens = q[2] * q[3]
     return q[0] * q[1] * tokens**2 * (3 * q[4] + 2 * v[4])
 
 
 def criss_cross_macs(q: Shape, v: Shape, paths: Paths) -> int:
-    """Criss-cross attention: N (H + W) (d + paths dv) for each head."""
+    """Criss-cross attention: N (H + W) (d + paths dv) per head."""
     return prod(q[:4]) * (q[2] + q[3]) * (q[4] + len(split_paths(paths)) * v[4])
 
 
 def criss_cross_backward_macs(q: Shape, v: Shape, paths: Paths) -> int:
-    """Scores again, gradients of q and k; for each path its inner product again and the gradients of maps and v."""
+    """Recomputed scores, gradients of q and k; per path the recomputed inner product and gradients of maps and v."""
     inner = sum([q[2] if path == "v2h" else q[3] for path in split_paths(paths)])
     lines = q[2] + q[3]
     return prod(q[:4]) * (3 * lines * q[4] + (2 * lines * len(split_paths(paths)) + inner) * v[4])
 
 
 def scan_macs(x: Shape, axes: int, paths: NdPaths) -> int:
-    """A forward and a backward recurrence along each axis, for each path."""
+    """A forward and a backward recurrence along each axis, per path."""
     return 2 * axes * len(axis_orders(paths, axes)) * prod(x)
 
 
 def scan_backward_macs(x: Shape, axes: int, paths: NdPaths) -> int:
-    """The scans again, those of the gradient, and the products that give the gradients of the decays."""
+    """Recomputed scans, scans of the gradient, and the products for the gradients of the decays."""
     return 3 * scan_macs(x, axes, paths)
 
 
 def linear_macs(q: Shape, v: Shape, paths: Paths) -> int:
-    """Linear attention by Theorem 3: outer products k v, scans of them, contraction with q."""
+    """Linear attention by Theorem 3: outer products of k and v, their scans, contraction with q."""
     return prod(q[:4]) * q[4] * v[4] * (2 + 4 * len(split_paths(paths)))
 
 
 def linear_backward_macs(q: Shape, v: Shape, paths: Paths) -> int:
-    """Three linear attentions with other operands, one for each gradient."""
+    """One linear attention with other operands for each of three gradients."""
     return 3 * linear_macs(q, v, paths)
 
 
@@ -68,7 +68,7 @@ def depthwise_macs(x: Shape, weight: Shape) -> int:
     return prod(x) * prod(weight[2:])
 
 
-# For each operator: its cost from the shapes of its arguments and the arguments themselves.
+# MACs of each operator from its arguments, with tensors replaced by their shapes.
 Formula = Callable[[Sequence[Any]], int]
 FORMULAS: Mapping[str, Formula] = {
     "polyline_attention": lambda a: attention_macs(a[0], a[2]),

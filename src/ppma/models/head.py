@@ -1,9 +1,8 @@
-"""From the last stage to class scores."""
+"""The classifier head."""
 
 from torch import Tensor, nn
 
-from ppma.layers.convolution import ChannelLastBatchNorm
-from ppma.layers.init import linear
+from ppma.layers.convolution import ChannelLastBatchNorm, linear
 
 
 class ClassifierHead(nn.Module):
@@ -11,9 +10,9 @@ class ClassifierHead(nn.Module):
 
     Args:
         dim: channels of the last stage.
-        width: channels between, None to leave the first three layers out.
-        num_classes: outputs, 0 to return what the classifier would read.
-        global_pool: "avg" or "".
+        width: output channels of the first linear layer; None leaves out the first three layers.
+        num_classes: number of classes; 0 returns the input of the classifier.
+        global_pool: "avg", or "" for no pooling.
         drop_rate: dropout before the classifier.
     """
 
@@ -29,7 +28,7 @@ class ClassifierHead(nn.Module):
         self.reset(num_classes, global_pool)
 
     def reset(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier; the pooling stays if None."""
+        """Replace the classifier, and the pooling unless None."""
         if global_pool is not None:
             self.global_pool = global_pool
         self.fc = linear(self.num_features, num_classes) if num_classes else nn.Identity()

@@ -1,4 +1,4 @@
-"""A model for inference alone: what can be computed once, before the first image, is folded into the weights."""
+"""Folding of batch norms and layer scales into weights, for inference."""
 
 import copy
 from collections.abc import Iterable
@@ -19,19 +19,19 @@ BatchNorm = nn.BatchNorm2d
 class PointwiseLinear(nn.Linear):
     """A linear layer that runs on the CPU as a 1x1 convolution.
 
-    PyTorch gives convolutions to oneDNN and matrix products to MKL, which is slower on CPUs of other makers.
+    PyTorch runs convolutions in oneDNN but matrix products in MKL, which is slower on non-Intel CPUs.
     """
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> "PointwiseLinear":
-        """The same layer with the same parameters."""
+    def from_linear(cls, linear: nn.Linear) -> "PointwiseLinear":
+        """A layer that shares the parameters of a linear one."""
         layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         layer.weight, layer.bias = linear.weight, linear.bias
         return layer.train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
-        if x.device.type != "cpu" or torch.get_num_threads() == 1:  # one thread: PyTorch would not ask oneDNN
+        if x.device.type != "cpu" or torch.get_num_threads() == 1:  # PyTorch does not use oneDNN on one thread
             return super().forward(x)
         pixels = x.reshape(1, -1, 1, self.in_features).permute(0, 3, 1, 2)
         out = F.conv2d(pixels, self.weight[:, :, None, None], self.bias)
@@ -39,18 +39,18 @@ class PointwiseLinear(nn.Linear):
 
 
 def optimize_for_inference(model: nn.Module) -> nn.Module:
-    """A copy of the model for inference, with every batch norm and layer scale folded into the layer before it.
+    """Copy a model for inference, with batch norms and layer scales folded into the preceding layers.
 
-    All folds are exact but for rounding: outputs differ by less than 1e-5 of the original's. The copy has no parameters
-    that need a gradient, and its weights no longer fit the original's names.
+    Outputs differ from the original's by rounding, less than 1e-5 in relative terms. No parameter of the copy requires
+    a gradient, and its `state_dict` does not fit the original model.
 
     Args:
         model: a backbone, or any module that contains one.
 
     Returns:
-        A new module in evaluation mode; the given one is left as it is.
+        A new module in evaluation mode; the given one is unchanged.
 
-    Example:
+    Examples:
         >>> import ppma, timm, torch
         >>> fast = ppma.optimize_for_inference(timm.create_model("ppma_nano"))
         >>> with torch.inference_mode():
@@ -74,12 +74,12 @@ def optimize_for_inference(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
-                setattr(module, name, PointwiseLinear.of(child))
+                setattr(module, name, PointwiseLinear.from_linear(child))
     return model
 
 
 def _fold_sequence(layers: Iterable[nn.Module]) -> nn.Sequential:
-    """The layers with each batch norm folded into the convolution or linear layer before it."""
+    """The layers, with each batch norm folded into the convolution or linear layer before it."""
     folded: list[nn.Module] = []
     for layer in layers:
         if isinstance(layer, BatchNorm) and isinstance(folded[-1], nn.Conv2d):

@@ -1,12 +1,11 @@
-"""Backbones from weight files, and their files."""
+"""Loading and saving of backbones and classifiers."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from timm.data import ImageNetInfo
-
+from ppma.data import imagenet
 from ppma.data.preprocessing import Preprocessing
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import Checkpoint, CheckpointError, open_checkpoint, write_checkpoint
@@ -20,13 +19,21 @@ def save_checkpoint(
     preprocessing: Preprocessing | None = None,
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Write weights and configuration to one safetensors file, which `load_checkpoint` makes into a model again.
+    """Write weights and configuration to one safetensors file, from which `load_checkpoint` rebuilds the model.
 
     Args:
         model: a backbone.
         path: of the file.
-        preprocessing: how a classifier wants its images; together with
-        classes: their names, in the order of the scores.
+        preprocessing: of a classifier's images; only together with `classes`.
+        classes: names in the order of the scores; only together with `preprocessing`.
+
+    Examples:
+        >>> import tempfile, timm, ppma
+        >>> model = timm.create_model("ppma_nano", num_classes=10)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ppma.save_checkpoint(model, f"{folder}/nano.safetensors")
+        ...     ppma.load_checkpoint(f"{folder}/nano.safetensors").num_classes
+        10
     """
     if not isinstance(model, PolylineBackbone):
         raise ValueError(f"model: expected a PolylineBackbone, got {type(model).__name__}")
@@ -40,32 +47,33 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: str | Path | Checkpoint, *, ema: bool = False, strict: bool = True, **overrides: Any
+    path: str | Path | Checkpoint, *, ema: bool | None = None, strict: bool = True, **overrides: Any
 ) -> PolylineBackbone:
-    """A backbone from a weight file, ours (`save_checkpoint`, `ppma train`) or the authors', of any task.
+    """Load a backbone from a weight file of any task, ours (`save_checkpoint`, `ppma train`) or the authors'.
 
-    From the authors' files the architecture is inferred from the shapes and the model computes what their released
-    code computes. Nothing in a file is executed.
+    The configuration of the authors' files is inferred from their shapes, in the release formulation. Nothing in a file
+    is executed.
 
     Args:
-        path: a file of `torch.save` or safetensors, or an open one.
-        ema: take the EMA weights of a training checkpoint.
-        strict: whether names or shapes that do not fit are an error; else they are left out with a warning.
+        path: of the file, a published name (`ppma weights` lists them), or an open checkpoint.
+        ema: take the EMA weights of a file of the authors; None takes them if the file has them, because the published
+            figures are theirs.
+        strict: raise an error for missing, unexpected and mis-shaped weights; otherwise warn and leave them out.
         overrides: fields of `BackboneConfig` to change, such as `num_classes` or `mask`.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        CheckpointError: the file is damaged, needs code to load, or does not fit; the message names the keys.
+        CheckpointError: the file is damaged, could only be loaded by executing pickled code, or does not fit; the
+            message names the weights.
 
-    Example:
+    Examples:
         >>> import tempfile, timm, ppma
-        >>> model = timm.create_model("ppma_nano", num_classes=10)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     ppma.save_checkpoint(model, f"{folder}/nano.safetensors")
-        ...     ppma.load_checkpoint(f"{folder}/nano.safetensors").num_classes
-        10
+        ...     ppma.save_checkpoint(timm.create_model("ppma_nano", mask="v2h"), f"{folder}/nano.safetensors")
+        ...     ppma.load_checkpoint(f"{folder}/nano.safetensors").config.mask
+        'v2h'
     """
     checkpoint = open_checkpoint(path)
     stored, config, state = checkpoint.backbone_weights(ema=ema, **overrides)
@@ -77,14 +85,14 @@ def load_checkpoint(
 def load_classifier(
     path: str | Path | Checkpoint, *, headless: bool = False
 ) -> tuple[PolylineBackbone, Preprocessing, tuple[str, ...]]:
-    """A classifier, in evaluation mode, how it wants its images, and the names of its classes.
+    """Load a classifier in evaluation mode, the preprocessing of its images and its class names.
 
-    A file that does not say it (the authors' do not) is used as the published models are: with ImageNet's classes if
-    there are 1,000, else with numbers.
+    If the file does not have them (the authors' do not), preprocessing is that of the published models, and class names
+    are ImageNet's WordNet ids for 1,000 classes, else numbers.
 
     Args:
-        path: any file that `load_checkpoint` reads, or an open one.
-        headless: take a backbone without classes too.
+        path: as in `load_checkpoint`.
+        headless: accept a backbone without classes.
     """
     checkpoint = open_checkpoint(path)
     model = load_checkpoint(checkpoint)
@@ -93,16 +101,8 @@ def load_classifier(
     preprocessing = checkpoint.preprocessing or Preprocessing.from_timm(model.pretrained_cfg)
     classes = None if checkpoint.larger else checkpoint.classes
     if classes is None:
-        classes = _default_classes(model.num_classes)
+        count = model.num_classes
+        classes = imagenet.class_ids() if count == len(imagenet.class_ids()) else tuple(map(str, range(count)))
     if len(classes) != model.num_classes:
-        raise CheckpointError(
-            f"{checkpoint.path}: expected the names of {model.num_classes} classes, got {len(classes)}"
-        )
+        raise CheckpointError(f"{checkpoint.path}: expected {model.num_classes} class names, got {len(classes)}")
     return model, preprocessing, classes
-
-
-def _default_classes(count: int) -> tuple[str, ...]:
-    if count == 1000:
-        info = ImageNetInfo()
-        return tuple(info.index_to_label_name(index) for index in range(count))
-    return tuple(map(str, range(count)))

@@ -1,69 +1,111 @@
-"""Weights through `timm.create_model`: which model a file is of, and what of it a new model takes."""
+"""Pretrained weights for `timm.create_model`: where they are, which model they need, and how they are loaded."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from timm.models import get_pretrained_cfg
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
+from ppma.models import published
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release
-from ppma.models.checkpoints.reader import is_safetensors
-from ppma.models.checkpoints.weights import fitting
-from ppma.models.config import CONFIGS
+from ppma.models.checkpoints.weights import select_weights
+from ppma.models.config import CONFIGS, BackboneConfig
 from ppma.models.timm_config import CLASSIFIER, FIRST_CONV
 
 _HEAD, _NORMS, _STAGES = "head.", "feature_norms.", "stages."
+_OTHER_SOURCES = ("state_dict", "url", "hf_hub_id")  # overlay entries with which users name weights that timm reads
 
 
-def saved_arguments(variant: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the model whose weights timm is about to load, as far as they differ from the variant's own.
+class Pretrained(NamedTuple):
+    """Weights that `timm.create_model` is about to load.
 
-    They stand in the `config.json` of a folder that timm wrote, and in the metadata of our own files.
+    Attributes:
+        arguments: of the model that they need, where they differ from the variant's own.
+        source: their name, for messages.
+        config: of the model that they come from; None if timm reads them, and does not tell.
+        state: the weights with our names; None if timm reads them.
+    """
+
+    arguments: dict[str, Any]
+    source: str = "pretrained weights"
+    config: BackboneConfig | None = None
+    state: dict[str, Tensor] | None = None
+
+
+def find_pretrained(variant: str, pretrained: bool, options: dict[str, Any]) -> Pretrained:
+    """Find the weights, and read published ones and files; timm would execute pickled code, and not take EMA weights.
 
     Args:
         variant: a registered name.
-        options: what `timm.create_model` passed on; changed so that timm takes the weights as they are.
+        pretrained: whether weights are loaded.
+        options: of `timm.create_model`; changed so that timm loads these weights.
     """
     given = options.get("pretrained_cfg")
-    saved: Any = {}
+    arguments: Any = {}
     if isinstance(given, dict):
         given = options["pretrained_cfg"] = dict(given)
-        saved = given.pop("model_args", None) or {}
+        arguments = given.pop("model_args", None) or {}  # of a folder that timm saved
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"model_args: expected a mapping in the saved configuration, got {arguments!r}")
     overlay = options["pretrained_cfg_overlay"] = dict(options.get("pretrained_cfg_overlay") or {})
-    path = overlay.get("file") or (given.get("file") if isinstance(given, dict) else None)
-    if path and Path(path).is_file() and is_safetensors(Path(path)):
-        stored = open_checkpoint(path).backbone
-        if stored is not None:
-            saved = {**stored.differences(CONFIGS[variant]), "num_classes": stored.num_classes}
-            overlay.setdefault("num_classes", stored.num_classes)
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"model_args: expected a mapping in the saved configuration, got {saved!r}")
-    channels = saved.get("in_chans")
+    found = Pretrained(dict(arguments))
+    if pretrained and (source := _source(variant, given, overlay)):
+        named = source in published.PUBLISHED
+        file = published.local_file(source, cache_dir=options.get("cache_dir")) if named else source
+        # What shapes do not tell of a file of the authors; other masks than "rmt" and "none" have the same weights.
+        told = {} if named else {key: options[key] for key in ("kinds", "mask") if key in options}
+        config, _, state = open_checkpoint(file).backbone_weights(
+            **{key: value for key, value in told.items() if value not in ("rmt", "none")}
+        )
+        arguments = {**config.differences(CONFIGS[variant]), "num_classes": config.num_classes}
+        found = Pretrained(arguments, source, config, state)
+        overlay.setdefault("num_classes", config.num_classes)
+        overlay["state_dict"] = {"source": source}  # for timm, which copies it; `weights_filter` has the weights
+    channels = found.arguments.get("in_chans")
     if channels is not None and options.get("in_chans", channels) == channels:
         overlay["first_conv"] = None  # else timm would adapt it from three channels
-    return dict(saved)
+    return found
 
 
-def weights_filter(*, features_only: bool) -> Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]:
-    """For timm: a function from the weights of a file, in either layout, to those of a new model, checked."""
+def _source(variant: str, given: object, overlay: Mapping[str, Any]) -> str | None:
+    """The published name or the file that timm would load, None for timm's other sources."""
+    if any(overlay.get(source) for source in _OTHER_SOURCES):
+        return None
+    file = overlay.get("file") or (given.get("file") if isinstance(given, dict) else None)
+    if file is not None:
+        return str(file) if Path(file).is_file() else None
+    if given is not None and not isinstance(given, str):
+        return None
+    config = get_pretrained_cfg(f"{variant}.{given}" if given else variant)
+    name = f"{variant}.{config.tag}" if config is not None else ""
+    return name if name in published.PUBLISHED else None
+
+
+def weights_filter(
+    found: Pretrained, *, features_only: bool
+) -> Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]:
+    """The `pretrained_filter_fn` of timm: checks weights, and gives them our names."""
 
     def take(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         assert isinstance(model, PolylineBackbone)
-        source = "pretrained weights"
-        if message := model.origin_mismatch(state):
-            raise CheckpointError(f"{source}: {message}")
-        own, state = model.state_dict(), in_our_names(state)
-        state = {name: tensor for name, tensor in own.items() if name.startswith(_NORMS)} | state
+        if found.state is not None:
+            state = found.state
+        message = model.origin_mismatch(state) if found.config is None else model.config.mismatch(found.config)
+        if message:
+            raise CheckpointError(f"{found.source}: {message}")
+        own = model.state_dict()
+        state = {name: tensor for name, tensor in own.items() if name.startswith(_NORMS)} | in_our_names(state)
 
-        def fixed(name: str) -> bool:  # timm adapts the other layers to the classes and channels asked for
+        def fixed(name: str) -> bool:  # timm adapts the other layers to num_classes and in_chans
             return not name.startswith(_HEAD if features_only else f"{CLASSIFIER}.") and not name.startswith(FIRST_CONV)
 
-        fitting(
+        select_weights(
             {name: tensor for name, tensor in own.items() if fixed(name)},
             {name: tensor for name, tensor in state.items() if fixed(name)},
-            source=source,
+            source=found.source,
         )
         return state
 
@@ -71,15 +113,15 @@ def weights_filter(*, features_only: bool) -> Callable[[dict[str, Tensor], nn.Mo
 
 
 def in_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of either layout in our names."""
+    """Weights with our names, whichever names they have."""
     return release.convert(state) if release.is_release_layout(state) else dict(state)
 
 
 class PolylineFeatures(FeatureGetterNet):
-    """timm's wrapper for the features of some stages, which also takes the weights of a whole backbone.
+    """timm's feature extractor, which also loads the `state_dict` of a whole backbone.
 
-    It leaves out what it does not have: the head, later stages and their norms. Norms that the weights lack keep their
-    values.
+    Weights it has no use for are ignored: those of the head, of later stages and of their norms. Feature norms that the
+    weights lack keep their initial values.
     """
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -93,8 +135,8 @@ class PolylineFeatures(FeatureGetterNet):
     def _needed(self, state: Mapping[str, Any]) -> dict[str, Any]:
         backbone = self.model
         assert isinstance(backbone, PolylineBackbone)
-        if release.is_release_layout(state) and not backbone.origin_mismatch(state):
-            state = release.convert(state)
+        if not backbone.origin_mismatch(state):
+            state = in_our_names(state)
 
         def needed(name: str) -> bool:
             part = name.split(".")[1:2]
@@ -104,5 +146,5 @@ class PolylineFeatures(FeatureGetterNet):
                 name.startswith(_NORMS) and part[0] not in backbone.feature_norms
             )
 
-        fresh = {f"{_NORMS}{name}": tensor for name, tensor in backbone.feature_norms.state_dict().items()}
-        return fresh | {name: value for name, value in state.items() if needed(name)}
+        initial = {f"{_NORMS}{name}": tensor for name, tensor in backbone.feature_norms.state_dict().items()}
+        return initial | {name: value for name, value in state.items() if needed(name)}

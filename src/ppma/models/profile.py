@@ -1,4 +1,4 @@
-"""What a backbone costs, part by part, without computing anything: shapes run through it on the meta device."""
+"""Parameters, multiply-adds and activations of each part of a backbone, counted on the meta device."""
 
 import copy
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ppma.models.backbone import PolylineBackbone
 
 _aten = torch.ops.aten
-# What writes an activation worth keeping: convolutions, matrix products, attention.
+# Operators whose outputs count as activations.
 _PRODUCERS = {
     _aten.convolution,
     _aten.mm,
@@ -22,23 +22,24 @@ _PRODUCERS = {
     _aten.baddbmm,
     torch.ops.ppma.polyline_attention,
     torch.ops.ppma.criss_cross_attention,
+    torch.ops.ppma.linear_attention,
 }
 _SUMMED = ("parameters", "macs", "activations")
 
 
 @dataclass(frozen=True)
 class PartProfile:
-    """One part of a backbone for one image.
+    """Costs of one part of a backbone for one image.
 
     Attributes:
         name: "stem", "stage 1" .. or "head".
-        parameters: trainable numbers.
-        macs: multiply-adds as fvcore counts them, norms included; what papers call FLOPs.
-        activations: elements that convolutions, linear layers and attention write.
-        grid: (H, W) of the output.
+        parameters: number of parameters.
+        macs: multiply-adds as fvcore counts them, norms included; papers call them FLOPs.
+        activations: output elements of convolutions, linear layers and attention.
+        grid: (H, W) of the output, None after pooling.
         channels: of the output.
-        blocks: how many, 0 outside the stages.
-        attention: "criss_cross" or "full", "" outside the stages.
+        blocks: number of blocks, 0 for stem and head.
+        attention: one of `ATTENTION_KINDS`, "" for stem and head.
     """
 
     name: str
@@ -53,7 +54,12 @@ class PartProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A backbone for one image of `size`."""
+    """Costs of a backbone for one image.
+
+    Attributes:
+        size: (height, width) of the image.
+        parts: stem, stages and head, in this order.
+    """
 
     size: tuple[int, int]
     parts: tuple[PartProfile, ...]
@@ -64,7 +70,7 @@ class Profile:
         return PartProfile("total", *(sum(getattr(part, field) for part in self.parts) for field in _SUMMED))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """As plain values, for JSON."""
         total = {field: getattr(self.total, field) for field in _SUMMED}
         return {"size": self.size, **total, "parts": [asdict(part) for part in self.parts]}
 
@@ -82,7 +88,7 @@ class _ActivationCounter(TorchDispatchMode):
 
 
 def _norm_flops(factor: int) -> Callable[..., int]:
-    """Norms as fvcore counts them: `factor` for each element (torch's convention has two FLOPs for each of them)."""
+    """Norms as fvcore counts them: `factor` MACs for each element, each of them two FLOPs in torch's convention."""
 
     def flops(shape: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
         return 2 * factor * torch.Size(shape).numel()
@@ -97,10 +103,10 @@ def profile(model: PolylineBackbone, size: tuple[int, int] | None = None) -> Pro
     """Count parameters, multiply-adds and activations of each part of a backbone for one image.
 
     Args:
-        model: is left as it is.
-        size: (height, width) of the image; that of the model's `pretrained_cfg` if None.
+        model: a backbone; it is not changed.
+        size: (height, width) of the image; None takes that of `model.pretrained_cfg`.
 
-    Example:
+    Examples:
         >>> import timm, ppma
         >>> from ppma.models.profile import profile
         >>> profile(timm.create_model("ppma_tiny"), (224, 224)).total.macs / 1e9

@@ -1,5 +1,6 @@
-"""One stage: its grid, and the blocks on it."""
+"""One stage of a backbone."""
 
+import torch.nn.functional as F
 from timm.models import checkpoint
 from torch import Tensor, nn
 
@@ -10,12 +11,12 @@ from ppma.models.config import BackboneConfig
 
 
 class Stage(nn.Module):
-    """Downsample (but not in the first stage), then blocks.
+    """Downsampling (except in the first stage), then blocks.
 
     Args:
         config: of the whole backbone.
-        index: which stage.
-        drop_paths: probability for each block.
+        index: of the stage, from 0.
+        drop_paths: drop path probability of each block.
     """
 
     def __init__(self, config: BackboneConfig, index: int, drop_paths: list[float]) -> None:
@@ -39,13 +40,18 @@ class Stage(nn.Module):
             for drop_path in drop_paths
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) of the stage before to (B, H', W', C') of this one."""
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """(B, H, W, C) of the stage before to (B, H', W', C') of this one.
+
+        `valid`, a boolean image mask (B, height, width) or None, leaves out tokens without any valid pixel.
+        """
         x = self.downsample(x)
+        if valid is not None:
+            valid = F.adaptive_max_pool2d(valid[:, None].to(x.dtype), x.shape[1:3])[:, 0] > 0
         rotary = rotary_table(x.shape[1], x.shape[2], self.head_dim, x.device)
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
-                x = checkpoint(block, x, rotary)
+                x = checkpoint(block, x, rotary, valid)
             else:
-                x = block(x, rotary)
+                x = block(x, rotary, valid)
         return x

@@ -1,19 +1,19 @@
-"""What timm's data tools need to know of a model: input size, normalisation, crop."""
+"""timm's description of a model: input size, normalisation, crop, adaptable layers."""
 
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from ppma.models.config import BackboneConfig, published_variant
+from ppma.models.config import BackboneConfig, find_variant
 
-FIRST_CONV, CLASSIFIER = "stem.layers.0", "head.fc"  # layers that timm adapts to other channels and classes
-# What makes a variant; its classifier, drop rates and formulation may be anything.
+FIRST_CONV, CLASSIFIER = "stem.layers.0", "head.fc"  # layers that timm adapts to in_chans and num_classes
+# Fields that define a variant; classifier, drop rates and formulation are free.
 _BLOCKS = ("depths", "dims", "heads", "kinds", "ffn_ratios", "stem_stride")
 
 
 def variant_name(config: BackboneConfig) -> str | None:
-    """The published variant that this is, up to its classifier, drop rates and formulation."""
-    return published_variant(mask=config.mask, **_blocks(config))
+    """Name of the registered variant with these blocks, for any classifier, drop rates and formulation; or None."""
+    return find_variant(mask=config.mask, **_blocks(config))
 
 
 def _blocks(config: BackboneConfig) -> dict[str, Any]:
@@ -21,12 +21,12 @@ def _blocks(config: BackboneConfig) -> dict[str, Any]:
 
 
 def _base(config: BackboneConfig) -> str:
-    """The registered name that timm best builds this from: the variant itself, or one of the same blocks, or any."""
-    return variant_name(config) or published_variant(mask="2d", **_blocks(config)) or "ppma_tiny"
+    """The registered name from which timm builds this model: its variant, else one with the same blocks, else any."""
+    return variant_name(config) or find_variant(mask="2d", **_blocks(config)) or "ppma_tiny"
 
 
 def pretrained_cfg(config: BackboneConfig) -> dict[str, Any]:
-    """The `pretrained_cfg` of a backbone, which says how its images are prepared; it names no weights."""
+    """The `pretrained_cfg` of a backbone, without weights."""
     small = config.stem_stride == 2
     size = 64 if small else 224
     pooled = size // (config.stem_stride * 2 ** (len(config.depths) - 1))

@@ -14,6 +14,7 @@ from ppma.ops.decay_matrix import log_decay_matrix
 from ppma.ops.layout import compute_dtype
 from ppma.ops.mask import polyline_mask
 from ppma.ops.options import AttentionOptions, Combine, NdPaths, Paths, axis_orders, split_paths
+from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Tensor:
@@ -34,20 +35,27 @@ def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Te
 
 
 def polyline_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the operator returns: output, statistics of the softmaxes, output of the first of two."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype, grid = compute_dtype(q.dtype), q.shape[2:4]
+    k, v, padded = zero_invalid(k, valid), zero_invalid(v, valid), valid is not None
     flat_q, flat_k, flat_v = (tensor.flatten(2, 3).to(dtype) for tensor in (q, k, v))
-    scores = flat_q @ flat_k.mT * scale
+    scores = mask_invalid(flat_q @ flat_k.mT * scale, None if valid is None else valid.flatten(1)[:, None])
     if combine == "hadamard":
         logits = [scores]
-        outs = [(scores.softmax(-1) * polyline_mask(log_alpha, log_beta, paths=paths).to(dtype)) @ flat_v]
+        outs = [(softmax(scores, padded) * polyline_mask(log_alpha, log_beta, paths=paths).to(dtype)) @ flat_v]
     else:
         log_masks = [polyline_mask(log_alpha, log_beta, paths=path, log=True) for path in split_paths(paths)]
         logits = [scores + log_mask.to(dtype) for log_mask in log_masks]
-        outs = [logit.softmax(-1) @ flat_v for logit in logits]
+        outs = [softmax(logit, padded) @ flat_v for logit in logits]
     out = torch.stack(outs).mean(0) if len(outs) > 1 else outs[0]
     stats = []
     for logit in logits:
@@ -58,14 +66,21 @@ def polyline_attention(
 
 
 def criss_cross_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype = compute_dtype(q.dtype)
-    row_q, row_k, row_v = (tensor.to(dtype) for tensor in (q, k, v))
-    row_map = _line_map(row_q, row_k, log_alpha, combine, scale)
-    column_map = _line_map(_columns(row_q), _columns(row_k), log_beta.mT, combine, scale)
+    row_q, row_k, row_v = (tensor.to(dtype) for tensor in (q, zero_invalid(k, valid), zero_invalid(v, valid)))
+    row_map = _line_map(row_q, row_k, log_alpha, combine, scale, valid)
+    valid_columns = None if valid is None else valid.mT
+    column_map = _line_map(_columns(row_q), _columns(row_k), log_beta.mT, combine, scale, valid_columns)
     outs = [
         row_map @ _columns(column_map @ _columns(row_v))
         if path == "v2h"
@@ -88,9 +103,9 @@ def _columns(x: Tensor) -> Tensor:
     return x.transpose(2, 3)
 
 
-def _line_map(q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> Tensor:
-    scores = q @ k.mT * scale
+def _line_map(q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float, valid: Tensor | None) -> Tensor:
+    scores = mask_invalid(q @ k.mT * scale, None if valid is None else valid[:, None])
     log_mask = log_decay_matrix(log_decay)
     if combine == "logit":
-        return (scores + log_mask.to(q.dtype)).softmax(-1)
-    return scores.softmax(-1) * log_mask.exp().to(q.dtype)
+        return softmax(scores + log_mask.to(q.dtype), padded=valid is not None)
+    return softmax(scores, padded=valid is not None) * log_mask.exp().to(q.dtype)

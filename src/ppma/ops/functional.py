@@ -97,15 +97,10 @@ def _scan(x: Tensor, named: dict[str, Tensor], paths: NdPaths, backend: BackendN
     checks.values("x", x, grid)
     checks.same_device("x", x, first, log_decays[0])
     batch = checks.broadcast_batch({"x": x.shape[: -axes - 1], "the log-decays": log_decays[0].shape[:-axes]})
+    x, decays = _canonical(x, batch, axes + 1), [_canonical(decay, batch, axes) for decay in log_decays]
     if backend == "reference":
-        return reference.polyline_scan_nd(
-            x.expand(*batch, *x.shape[-axes - 1 :]),
-            [d.expand(*batch, *grid) for d in log_decays],
-            paths=paths,
-        )
-    canonical = [_canonical(decay, batch, axes) for decay in log_decays]
-    out = torch_ops.run("polyline_scan", (_canonical(x, batch, axes + 1), *canonical), paths, backend)
-    return _restore(out, batch)
+        return _restore(reference.polyline_scan_nd(x, decays, paths=paths), batch)
+    return _restore(torch_ops.run("polyline_scan", (x, *decays), paths, backend), batch)
 
 
 def polyline_attention(
@@ -118,6 +113,7 @@ def polyline_attention(
     combine: Combine = "hadamard",
     paths: Paths = "2d",
     scale: float | None = None,
+    valid: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     """Full polyline path masked attention (PPMVA, Eq. 10): every token attends to every token.
@@ -134,6 +130,9 @@ def polyline_attention(
             `softmax(s + log mask) v`, one softmax for each path, paths averaged.
         paths: "v2h", "h2v" or "2d".
         scale: factor on `q k^T`; d**-0.5 if None.
+        valid: boolean (..., H, W) without an axis of heads, False at padding: tokens that take no part as keys,
+            whatever k and v hold there. Decays still multiply along paths through them. A query without any valid key
+            gets 0. None: all tokens are valid.
         backend: "auto", "reference", "torch", "native" or "triton".
 
     Returns:
@@ -146,7 +145,8 @@ def polyline_attention(
         >>> ppma.polyline_attention(q, k, v, log_alpha, log_beta).shape
         torch.Size([1, 4, 6, 6, 16])
     """
-    return _softmax_attention("polyline_attention", q, k, v, log_alpha, log_beta, combine, paths, scale, backend)
+    tensors = (q, k, v, log_alpha, log_beta)
+    return _softmax_attention("polyline_attention", tensors, combine, paths, scale, valid, backend)
 
 
 def criss_cross_attention(
@@ -159,6 +159,7 @@ def criss_cross_attention(
     combine: Combine = "hadamard",
     paths: Paths = "2d",
     scale: float | None = None,
+    valid: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
     """Polyline path masked criss-cross attention (PPMCCA, Eqs. 11-12): within columns and within rows, O(N^1.5).
@@ -174,6 +175,8 @@ def criss_cross_attention(
         combine: "hadamard" (the paper; paths summed) or "logit" (the authors' release; paths averaged).
         paths: "v2h", "h2v" or "2d".
         scale: factor on `q k^T`; d**-0.5 if None.
+        valid: boolean (..., H, W) without an axis of heads, False at padding; see `polyline_attention`. A token whose
+            row or column has no valid key gets 0 from the attention within that line.
         backend: "auto", "reference", "torch", "native" or "triton".
 
     Returns:
@@ -186,28 +189,33 @@ def criss_cross_attention(
         >>> ppma.criss_cross_attention(q, k, v, log_alpha, log_beta, combine="logit").shape
         torch.Size([1, 4, 8, 6, 16])
     """
-    return _softmax_attention("criss_cross_attention", q, k, v, log_alpha, log_beta, combine, paths, scale, backend)
+    tensors = (q, k, v, log_alpha, log_beta)
+    return _softmax_attention("criss_cross_attention", tensors, combine, paths, scale, valid, backend)
 
 
 def _softmax_attention(
     name: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_alpha: Tensor,
-    log_beta: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     combine: Combine,
     paths: Paths,
     scale: float | None,
+    valid: Tensor | None,
     backend: BackendName,
 ) -> Tensor:
     checks.one_of("combine", combine, COMBINES)
     checks.scale(scale)
+    q, k, v, log_alpha, log_beta = inputs
     tensors, batch = _attention_inputs(("q", "k", "v"), (q, k, v), log_alpha, log_beta, paths, backend)
     factor = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    if valid is not None:
+        checks.valid(valid, batch[:-1], q.shape[-3:-1], q.device)
+        valid = valid.expand(*batch[:-1], *q.shape[-3:-1])
+        valid = valid.unsqueeze(0) if valid.ndim == 2 else valid.flatten(0, -3)
     if backend == "reference":
-        return getattr(reference, name)(*tensors, combine=combine, paths=paths, scale=factor)
-    return _restore(torch_ops.run(name, tensors, combine, paths, factor, backend), batch)
+        out = getattr(reference, name)(*tensors, combine=combine, paths=paths, scale=factor, valid=valid)
+    else:
+        out = torch_ops.run(name, tensors, combine, paths, factor, backend, valid=valid)
+    return _restore(out, batch)
 
 
 def linear_attention(
@@ -289,7 +297,7 @@ def _linear(
 ) -> Tensor:
     tensors, batch = _attention_inputs(names, qkv, log_alpha, log_beta, paths, backend)
     if backend == "reference":
-        return reference.linear_attention(*tensors, paths=paths)
+        return _restore(reference.linear_attention(*tensors, paths=paths), batch)
     return _restore(torch_ops.run("linear_attention", tensors, paths, backend), batch)
 
 
@@ -301,9 +309,11 @@ def _attention_inputs(
     paths: Paths,
     backend: BackendName,
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Check, cast for autocast, broadcast and bring to canonical shape (for "reference" only broadcast)."""
+    """Check, cast for autocast, broadcast and bring to canonical shape; also the batch axes to restore."""
     checks.one_of("paths", paths, ND_PATHS)
     checks.one_of("backend", backend, backends.NAMES)
+    if checks.canonical(*qkv, log_alpha, log_beta):
+        return [*_autocast(*qkv), log_alpha, log_beta], tuple(log_alpha.shape[:2])
     log_alpha, log_beta = checks.log_decays({"log_alpha": log_alpha, "log_beta": log_beta}, axes=2)
     grid = log_alpha.shape[-2:]
     for name, tensor in zip(names, qkv, strict=True):
@@ -316,8 +326,5 @@ def _attention_inputs(
             "the log-decays": log_alpha.shape[:-2],
         }
     )
-    tensors = [*_autocast(*qkv), log_alpha, log_beta]
-    kept = [3, 3, 3, 2, 2]
-    if backend == "reference":
-        return [t.expand(*batch, *t.shape[t.ndim - n :]) for t, n in zip(tensors, kept, strict=True)], batch
-    return [_canonical(t, batch, n) for t, n in zip(tensors, kept, strict=True)], batch
+    values = [_canonical(tensor, batch, 3) for tensor in _autocast(*qkv)]
+    return [*values, *(_canonical(decay, batch, 2) for decay in (log_alpha, log_beta))], batch

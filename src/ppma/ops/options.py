@@ -34,11 +34,13 @@ class AttentionOptions(NamedTuple):
             softmax for each path and averages the paths.
         paths: which paths.
         scale: factor on the scores.
+        save: the backward pass will need `stats` and `first` of the full attention; else their contents are undefined.
     """
 
     combine: Combine
     paths: Paths
     scale: float
+    save: bool = True
 
     @property
     def softmaxes(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ppma.ops.decay_matrix import log_sum
 from ppma.ops.options import Combine, NdPaths, Paths
+from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 def edges_between(decay: Tensor, a: int, b: int) -> Tensor:
@@ -208,6 +209,12 @@ def _flat(*tensors: Tensor) -> list[Tensor]:
     return [tensor.double().flatten(-3, -2) for tensor in tensors]
 
 
+def _masked_scores(q: Tensor, k: Tensor, scale: float, valid: Tensor | None) -> Tensor:
+    """`q k^T`, (..., N, N), with -inf for invalid keys."""
+    flat_q, flat_k = _flat(q, zero_invalid(k, valid))
+    return mask_invalid(flat_q @ flat_k.mT * scale, None if valid is None else valid.flatten(-2)[..., None, :])
+
+
 def polyline_attention(
     q: Tensor,
     k: Tensor,
@@ -218,28 +225,38 @@ def polyline_attention(
     combine: Combine = "hadamard",
     paths: Paths = "2d",
     scale: float,
+    valid: Tensor | None = None,
 ) -> Tensor:
-    """Eq. (10), PPMVA: `(softmax(q k^T) * L) v`, or `softmax(q k^T + log L) v` averaged over the paths."""
-    flat_q, flat_k, flat_v = _flat(q, k, v)
-    scores = flat_q @ flat_k.mT * scale
+    """Eq. (10): `(softmax(q k^T) * L) v`, or `softmax(q k^T + log L) v` averaged over the paths.
+
+    `valid`, (..., H, W) with the batch axes of q but the heads, leaves its False tokens out as keys.
+    """
+    scores = _masked_scores(q, k, scale, valid)
+    (flat_v,), padded = _flat(zero_invalid(v, valid)), valid is not None
     if combine == "hadamard":
-        out = (scores.softmax(-1) * polyline_mask(log_alpha, log_beta, paths=paths)) @ flat_v
+        out = (softmax(scores, padded) * polyline_mask(log_alpha, log_beta, paths=paths)) @ flat_v
     else:
         log_masks = [_log_path_mask(path, log_alpha.double(), log_beta.double()) for path in PATHS[paths]]
-        out = torch.stack([(scores + log_mask).softmax(-1) @ flat_v for log_mask in log_masks]).mean(0)
+        out = torch.stack([softmax(scores + log_mask, padded) @ flat_v for log_mask in log_masks]).mean(0)
     return out.unflatten(-2, q.shape[-3:-1]).to(v.dtype)
 
 
 def criss_cross_maps(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, *, combine: Combine, scale: float
+    q: Tensor,
+    k: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    *,
+    combine: Combine,
+    scale: float,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The masked maps within rows and within columns, as (..., N, N) matrices with zeros elsewhere.
 
     `SH * LH` and `SV * LV` of Eq. (12) for "hadamard"; one softmax over score plus log mask for "logit".
     """
     H, W = q.shape[-3:-1]
-    flat_q, flat_k = _flat(q, k)
-    scores = flat_q @ flat_k.mT * scale
+    scores, padded = _masked_scores(q, k, scale, valid), valid is not None
     row, column = torch.tensor(tokens(H, W)).unbind(-1)
     log_mask = _log_path_mask(path_v2h, log_alpha.double(), log_beta.double())
     maps = []
@@ -247,9 +264,9 @@ def criss_cross_maps(
         elsewhere = line[:, None] != line[None, :]
         if combine == "hadamard":
             mask = _path_mask(path_v2h, log_alpha.double().exp(), log_beta.double().exp())
-            maps.append(scores.masked_fill(elsewhere, -torch.inf).softmax(-1) * mask)
+            maps.append(softmax(scores.masked_fill(elsewhere, -torch.inf), padded) * mask)
         else:
-            maps.append((scores + log_mask).masked_fill(elsewhere, -torch.inf).softmax(-1))
+            maps.append(softmax((scores + log_mask).masked_fill(elsewhere, -torch.inf), padded))
     return maps[0], maps[1]
 
 
@@ -263,10 +280,14 @@ def criss_cross_attention(
     combine: Combine = "hadamard",
     paths: Paths = "2d",
     scale: float,
+    valid: Tensor | None = None,
 ) -> Tensor:
-    """Eqs. (11), (12), PPMCCA: V2H `(SH*LH)((SV*LV) v)`, H2V `(SV*LV)((SH*LH) v)`; summed, averaged for "logit"."""
-    rows, columns = criss_cross_maps(q, k, log_alpha, log_beta, combine=combine, scale=scale)
-    (flat_v,) = _flat(v)
+    """Eqs. (11), (12): V2H `(SH*LH)((SV*LV) v)`, H2V `(SV*LV)((SH*LH) v)`; summed, averaged for "logit".
+
+    `valid` as in `polyline_attention`; the inner attention leaves invalid keys out, and so does the outer one.
+    """
+    rows, columns = criss_cross_maps(q, k, log_alpha, log_beta, combine=combine, scale=scale, valid=valid)
+    (flat_v,) = _flat(zero_invalid(v, valid))
     chains = {"v2h": [rows @ (columns @ flat_v)], "h2v": [columns @ (rows @ flat_v)]}
     chains["2d"] = chains["v2h"] + chains["h2v"]
     total = torch.stack(chains[paths])

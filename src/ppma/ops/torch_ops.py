@@ -7,6 +7,8 @@ Eager code reaches the operators through `torch.autograd.Function`, which is wha
 understands; captured graphs hold the operators themselves, whose gradient is registered with PyTorch.
 """
 
+import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +21,10 @@ from torch import Tensor
 from ppma.ops import dense
 from ppma.ops.backends import call, excluded, excluding
 from ppma.ops.layout import compute_dtype, heads_last, heads_last_empty
-from ppma.ops.options import AttentionOptions
+from ppma.ops.options import AttentionOptions, BackendName
 
-_SOFTMAX_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str combine, str paths, float scale, str backend"
-)
+_SOFTMAX_OPTIONS = "str combine, str paths, float scale, str backend, Tensor? valid=None"
+_SOFTMAX_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, {_SOFTMAX_OPTIONS}"
 _LINEAR_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str paths, str backend"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
@@ -31,9 +32,9 @@ _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 _SCHEMAS = {
     "polyline_scan": "(Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor",
     "polyline_scan_backward": "(Tensor grad, Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor[]",
-    "polyline_attention": f"({_SOFTMAX_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    "polyline_attention": f"({_SOFTMAX_ARGUMENTS}, bool save=True) -> (Tensor, Tensor, Tensor)",
     "polyline_attention_backward": "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, "
-    f"Tensor out, Tensor stats, Tensor first, str combine, str paths, float scale, str backend) -> {_FIVE}",
+    f"Tensor out, Tensor stats, Tensor first, {_SOFTMAX_OPTIONS}) -> {_FIVE}",
     "criss_cross_attention": f"({_SOFTMAX_ARGUMENTS}) -> Tensor",
     "criss_cross_attention_backward": f"(Tensor grad, {_SOFTMAX_ARGUMENTS}) -> {_FIVE}",
     "linear_attention": f"({_LINEAR_ARGUMENTS}) -> Tensor",
@@ -41,23 +42,31 @@ _SCHEMAS = {
 }
 
 
-def _packed(operator: str, arguments: Sequence[Any]) -> Sequence[Any]:
-    """The arguments of a schema as the backends take them: the options of a softmax attention are one."""
-    if not operator.startswith(("polyline_attention", "criss_cross_attention")):
-        return arguments
-    *tensors, combine, paths, scale = arguments
-    return *tensors, AttentionOptions(combine, paths, scale)
+def split_arguments(arguments: Sequence[Any]) -> tuple[Any, AttentionOptions, BackendName, Tensor | None]:
+    """The tensors, options, backend and `valid` of a softmax attention, from the arguments of its schema."""
+    tensors = list(itertools.takewhile(lambda argument: isinstance(argument, Tensor), arguments))
+    combine, paths, scale, backend, *defaults = arguments[len(tensors) :]
+    valid, save = defaults[0] if defaults else None, defaults[1] if len(defaults) > 1 else True
+    return tensors, AttentionOptions(combine, paths, scale, save), backend, valid
+
+
+def _is_softmax(operator: str) -> bool:
+    return operator.startswith(("polyline_attention", "criss_cross_attention"))
 
 
 def _kernel(operator: str) -> Callable[..., Any]:
     def kernel(*arguments: Any) -> Any:
-        *plain, backend = arguments
-        inputs = _packed(operator, plain)
+        valid = None
+        if _is_softmax(operator):
+            tensors, options, backend, valid = split_arguments(arguments)
+            inputs = [*tensors, options]
+        else:
+            *inputs, backend = arguments
         if torch.is_autocast_enabled(inputs[0].device.type):
             # Autocast ends here: what is computed in float32 inside must stay float32.
             with torch.autocast(inputs[0].device.type, enabled=False):
-                return call(backend, operator, *inputs)
-        return call(backend, operator, *inputs)
+                return call(backend, operator, *inputs, valid=valid)
+        return call(backend, operator, *inputs, valid=valid)
 
     return kernel
 
@@ -82,7 +91,7 @@ def _(grad, x, log_decays, paths, backend):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("ppma::polyline_attention")
-def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend):  # type: ignore[no-untyped-def]
+def _(q, k, v, log_alpha, log_beta, combine, paths, scale, backend, valid=None, save=True):  # type: ignore[no-untyped-def]
     softmaxes = AttentionOptions(combine, paths, scale).softmaxes
     dtype = compute_dtype(q.dtype)
     return (
@@ -112,33 +121,56 @@ for _name in ("polyline_attention_backward", "criss_cross_attention_backward", "
 
 @dataclass(frozen=True)
 class _Call:
-    """An operator with its options: what `_Operator` and `_Gradient` need to know beside the tensors.
+    """An operator with its options: what `_Operator` and `_Gradient` need beside the tensors.
 
     Deliberately no tuple: `torch.func` would take that apart.
+
+    Attributes:
+        operator: its name in `torch.ops.ppma`.
+        options: what follows the tensors in its schema.
+        padded: the last of the tensors is `valid`.
+        save: of the full attention, keep what the backward pass needs.
+        excluded: backends not to use; kept because the backward pass may run on another thread.
     """
 
     operator: str
     options: tuple[Any, ...]
-    excluded: frozenset[str] = field(default_factory=excluded)  # the backward pass may run on another thread
+    padded: bool = False
+    save: bool = True
+    excluded: frozenset[str] = field(default_factory=excluded)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors), *self.options)
+        keywords = {} if self.save or self.operator != "polyline_attention" else {"save": False}
+        result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors), **keywords)
         return result if isinstance(result, tuple) else (result,)
 
     def backward(self, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
         operator = getattr(torch.ops.ppma, f"{self.operator}_backward")
-        with excluding(*self.excluded):
-            return tuple(operator(grad, *self._arguments(saved), *self.options))
+        with excluding(*self.excluded) if self.excluded else contextlib.nullcontext():
+            return tuple(operator(grad, *self._arguments(saved)))
 
-    def dense(self, *tensors: Tensor) -> Tensor:
-        """The same function of plain tensor operations, which can be differentiated further."""
-        arguments = _packed(self.operator, [*self._arguments(tensors), *self.options[:-1]])
-        result = getattr(dense, self.operator)(*arguments)
+    def dense(self, *tensors: Tensor, valid: Sequence[Tensor] = ()) -> Tensor:
+        """The same function of plain tensor operations, which can be differentiated further; `valid` is not."""
+        arguments = self._arguments((*tensors, *valid))
+        if _is_softmax(self.operator):
+            given, options, _, padding = split_arguments(arguments)
+            result = getattr(dense, self.operator)(*given, options, padding)
+        else:
+            result = getattr(dense, self.operator)(*arguments[:-1])
         out = result[0] if isinstance(result, tuple) else result
         return out.contiguous() if self.operator == "polyline_scan" else heads_last(out)
 
+    def split(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The tensors without `valid`, and `valid` if there is one."""
+        end = len(tensors) - self.padded
+        return tensors[:end], tensors[end:]
+
     def _arguments(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
-        return [tensors[0], list(tensors[1:])] if self.operator == "polyline_scan" else tensors
+        """In the order of the schema."""
+        if self.operator == "polyline_scan":
+            return [tensors[0], list(tensors[1:]), *self.options]
+        plain, valid = self.split(tensors)
+        return [*plain, *self.options, *valid]
 
 
 def _batch_axis(operator: str, position: int) -> int:
@@ -147,8 +179,8 @@ def _batch_axis(operator: str, position: int) -> int:
 
 
 def _saved_batch_axis(operator: str, position: int) -> int:
-    """The same of input `position` of a backward operator: gradient, q, k, v, decays, output, `stats`, `first`."""
-    return 1 if operator == "polyline_attention" and position > 6 else 0
+    """The same of input `position` of a backward operator: grad, q, k, v, decays, out, `stats`, `first`, `valid`."""
+    return 1 if operator == "polyline_attention" and position in (7, 8) else 0
 
 
 def _mapped(
@@ -198,21 +230,27 @@ class _Operator(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, *tensors = inputs
-        ctx.inputs = len(tensors)
-        ctx.save_for_backward(*tensors, *(output if ctx.call.operator == "polyline_attention" else ()))
+        plain, valid = ctx.call.split(tensors)
+        ctx.inputs = len(plain)
+        ctx.save_for_backward(*plain, *(output if ctx.call.operator == "polyline_attention" else ()), *valid)
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> Any:
+        unused = (None,) * ctx.call.padded
         if grad is None:
-            return (None,) * (ctx.inputs + 1)
-        return None, *_Gradient.apply(ctx.call, ctx.inputs, grad, *ctx.saved_tensors)
+            return (None,) * (ctx.inputs + 1) + unused
+        saved = ctx.saved_tensors  # once: checkpointing unpacks them a single time
+        if not _differentiated((grad, *saved)):
+            return None, *ctx.call.backward(grad, *saved), *unused
+        return None, *_Gradient.apply(ctx.call, ctx.inputs, grad, *saved), *unused
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        tangent = _jvp(ctx.call.dense, ctx.saved_tensors[: ctx.inputs], tangents)
+        plain, valid = ctx.call.split(ctx.saved_tensors)
+        tangent = _jvp(partial(ctx.call.dense, valid=valid), plain, tangents[: ctx.inputs])
         return (tangent, None, None) if ctx.call.operator == "polyline_attention" else (tangent,)
 
     @staticmethod
@@ -233,19 +271,22 @@ class _Gradient(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, count, grad, *saved = inputs
         ctx.unused = len(saved) - count
-        ctx.save_for_backward(grad, *saved[:count])
-        ctx.save_for_forward(grad, *saved[:count])
+        kept = (grad, *saved[:count], *ctx.call.split(saved)[1])
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        _, pullback = _vjp(_dense_gradients(ctx.call), *ctx.saved_tensors)
+        plain, valid = ctx.call.split(ctx.saved_tensors)
+        _, pullback = _vjp(_dense_gradients(ctx.call, valid), *plain)
         return None, None, *pullback(cotangents), *(None,) * ctx.unused
 
     @staticmethod
     def jvp(ctx: Any, _call: None, _inputs: None, *tangents: Tensor | None) -> Any:
         # The tangents of what the forward pass saved beside its inputs follow from those of the inputs.
         used = tangents[: len(tangents) - ctx.unused]
-        return _jvp(_dense_gradients(ctx.call), ctx.saved_tensors, used)
+        plain, valid = ctx.call.split(ctx.saved_tensors)
+        return _jvp(_dense_gradients(ctx.call, valid), plain, used)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: _Call, inputs: int, *tensors: Tensor) -> Any:
@@ -254,33 +295,28 @@ class _Gradient(torch.autograd.Function):
         return _mapped(run, info.batch_size, tensors, in_dims[2:], axis, lambda _: 0)
 
 
-def _dense_gradients(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
+def _dense_gradients(call: _Call, valid: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
     def gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _vjp(call.dense, *tensors)[1](grad)
+        return _vjp(partial(call.dense, valid=valid), *tensors)[1](grad)
 
     return gradients
 
 
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    """For captured graphs; `ctx` of one operator never sees another's."""
-    tensors = [value for value in inputs if isinstance(value, Tensor)]
-    ctx.options = tuple(value for value in inputs if not isinstance(value, Tensor))
-    if isinstance(output, tuple):
-        ctx.mark_non_differentiable(*output[1:])
-        tensors += output
+def _setup(operator: str, ctx: Any, inputs: Any, output: Any) -> None:
+    """For captured graphs."""
+    tensors, others = inputs[:5], inputs[5:]
+    valid = tuple(value for value in others if isinstance(value, Tensor))
+    options = tuple(value for value in others if isinstance(value, str | float))
+    ctx.call, ctx.unused = _Call(operator, options, bool(valid), excluded=frozenset()), (None,) * len(others)
+    outputs = output if isinstance(output, tuple) else ()
+    ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, *outputs, *valid)
 
 
-def _gradient(operator: str) -> Callable[..., Any]:
-    def gradient(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> Any:
-        nothing = (None,) * len(ctx.options)
-        if grad is None:
-            return (None,) * 5 + nothing
-        backward = getattr(torch.ops.ppma, f"{operator}_backward")
-        return (*backward(grad, *ctx.saved_tensors, *ctx.options), *nothing)
-
-    return gradient
+def _gradient(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> Any:
+    gradients = (None,) * 5 if grad is None else ctx.call.backward(grad, *ctx.saved_tensors)
+    return *gradients, *ctx.unused
 
 
 def _scan_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -303,7 +339,7 @@ def _no_second_derivative(ctx: Any, *_: Any) -> Any:
 
 torch.library.register_autograd("ppma::polyline_scan", _scan_gradient, setup_context=_scan_setup)
 for _name in ("polyline_attention", "criss_cross_attention", "linear_attention"):
-    torch.library.register_autograd(f"ppma::{_name}", _gradient(_name), setup_context=_setup)
+    torch.library.register_autograd(f"ppma::{_name}", _gradient, setup_context=partial(_setup, _name))
 for _name in ("polyline_scan", "polyline_attention", "criss_cross_attention", "linear_attention"):
     torch.library.register_autograd(f"ppma::{_name}_backward", _no_second_derivative)
 
@@ -316,7 +352,9 @@ def _vmap_rule(operator: str, backward: bool) -> Callable[..., Any]:
         for value, dim in zip(arguments, in_dims, strict=True):
             flat += zip(value, dim, strict=True) if isinstance(value, list) else [(value, dim)]
         tensors, dims = zip(*[(value, dim) for value, dim in flat if isinstance(value, Tensor)], strict=True)
-        call = _Call(operator, tuple(value for value, _ in flat if not isinstance(value, Tensor)))
+        options = tuple(value for value, _ in flat if isinstance(value, str | float))
+        padded = _is_softmax(operator) and any(isinstance(value, Tensor) for value in arguments[-2:])
+        call = _Call(operator, options, padded)
         first, last = partial(_batch_axis, operator), partial(_saved_batch_axis, operator)
         if backward:
             outputs, axes = _mapped(call.backward, info.batch_size, tensors, dims, last, lambda _: 0)
@@ -332,21 +370,26 @@ for _name in ("polyline_scan", "polyline_attention", "criss_cross_attention", "l
     torch.library.register_vmap(f"ppma::{_name}_backward", _vmap_rule(_name, backward=True))
 
 
-def run(operator: str, tensors: Sequence[Tensor], *options: Any) -> Tensor:
+def run(operator: str, tensors: Sequence[Tensor], *options: Any, valid: Tensor | None = None) -> Tensor:
     """Call an operator of `torch.ops.ppma`, differentiable in every way in eager code.
 
     Args:
         operator: "polyline_scan", "polyline_attention", "criss_cross_attention" or "linear_attention".
         tensors: its tensors; for "polyline_scan" x and then the log-decays.
         options: what follows the tensors in the operator's schema.
+        valid: boolean (B, H, W), for the softmax attentions.
 
     Returns:
         Its (first) output.
     """
+    padded = valid is not None
+    if valid is not None:
+        tensors = (*tensors, valid)
     if torch.compiler.is_compiling():
-        return _Call(operator, options, frozenset()).forward(*tensors)[0]
-    call = _Call(operator, options)
-    plain = torch.jit.is_tracing() or not _differentiated(tensors)
+        return _Call(operator, options, padded, excluded=frozenset()).forward(*tensors)[0]
+    differentiated = _differentiated(tensors)
+    call = _Call(operator, options, padded, save=differentiated)
+    plain = torch.jit.is_tracing() or not differentiated
     return (call.forward(*tensors) if plain else _Operator.apply(call, *tensors))[0]
 
 

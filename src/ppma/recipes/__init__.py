@@ -7,6 +7,7 @@ whose names begin with an underscore are bases of a family.
 
 import difflib
 import importlib.resources
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def _resolve(source: Source, above: tuple[Source, ...], done: dict[Source, dict[
 def _find_base(base: str, source: Source) -> Source:
     if isinstance(source, Path):
         for path in (source.parent / base, source.parent / f"{base}.yaml"):
-            if path.is_file():
+            if os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
                 return path
     require(base in _packaged(), f"{source}: base", "a YAML file beside it or the name of a recipe", base)
     return base

@@ -1,1 +1,1 @@
-"""Tasks: what the engine trains. Each has a schema for its configuration files and a class that supplies the rest."""
+"""The tasks that the engine trains: a configuration schema and a class for each."""

@@ -1,7 +1,4 @@
-"""The contract of a task: how it trains, and how a trained model is evaluated, used and exported.
-
-`docs/contributing/task.md` writes one out.
-"""
+"""The interface of a task: training, evaluation, prediction and export; `docs/contributing/task.md` has an example."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
@@ -22,12 +19,12 @@ from ppma.models import Checkpoint
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `Task.evaluate` runs.
+    """The parts of an evaluation.
 
     Attributes:
-        model: in evaluation mode.
-        metrics: fresh.
-        dataset: held-out samples.
+        model: the model, in evaluation mode.
+        metrics: an empty metrics object.
+        dataset: the held-out samples.
     """
 
     model: nn.Module
@@ -37,11 +34,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image.
+    """The prediction for one image.
 
     Attributes:
         values: plain values, for JSON.
-        lines: the same for people.
+        lines: the same as text to print.
     """
 
     values: dict[str, Any]
@@ -49,12 +46,12 @@ class Prediction:
 
 
 class Task(TrainingTask[Config]):
-    """A task that `ppma.tasks.registry` names.
+    """A task of `ppma.tasks.registry`.
 
     Attributes:
-        schema: of its configuration files.
-        predict_options: a dataclass of what `predict` takes beside images; every field has a default.
-        eval_batch_size: of one process, unless `ppma eval --batch-size` says otherwise.
+        schema: schema of its configuration files.
+        predict_options: dataclass of the options of `predict`; every field has a default.
+        eval_batch_size: batch size of one process when `ppma eval --batch-size` is not given.
     """
 
     schema: ClassVar[type[RunConfig]]
@@ -68,13 +65,13 @@ class Task(TrainingTask[Config]):
     @staticmethod
     @abstractmethod
     def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments: Iterable[str]) -> Evaluation:
-        """A trained model and the data it is measured on.
+        """Load a trained model and the data to evaluate it on.
 
         Args:
-            checkpoint: of this task.
-            data: what `ppma eval --data` names: a configuration file or a folder.
-            split: which part; None for the held-out one.
-            assignments: `key=value` changes of the configuration.
+            checkpoint: a checkpoint of this task.
+            data: the argument of `ppma eval --data`: a recipe or a folder.
+            split: name of the split; None for the held-out one.
+            assignments: `key=value` changes of the recipe.
         """
 
     @staticmethod
@@ -82,27 +79,57 @@ class Task(TrainingTask[Config]):
     def predict(
         checkpoint: Checkpoint, images: Sequence[str | Path], options: Any, report: Report | None = None
     ) -> Iterator[Prediction]:
-        """Use a trained model on images, each as it is asked for.
+        """Predict lazily, image by image.
 
         Args:
-            checkpoint: of this task.
-            images: paths; a folder stands for the images in it.
-            options: of the class `predict_options`.
-            report: called for each image that cannot be read, see `ppma.data.decoding.read_images`.
+            checkpoint: a checkpoint of this task.
+            images: paths of images, or of folders of images.
+            options: an instance of `predict_options`.
+            report: called for each unreadable image, see `ppma.data.decoding.read_images`.
         """
 
     @staticmethod
     @abstractmethod
     def exportable(checkpoint: Checkpoint, **changes: Any) -> tuple[nn.Module, dict[str, str]]:
-        """The module that `ppma export` writes, and its outputs: names, and descriptions.
+        """Load the module that `ppma export` writes, and describe its outputs by name.
 
         Args:
-            checkpoint: of this task.
+            checkpoint: a checkpoint of this task.
             changes: fields of the backbone's configuration to change.
 
         Raises:
-            ValueError: such a model cannot be exported.
+            ValueError: the model cannot be exported.
         """
+
+    def macs(self, model: nn.Module) -> int:
+        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` needs both.
+
+        Args:
+            model: a model of this task.
+        """
+        raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    def example(self, batch: int) -> Any:
+        """A random input of the model in evaluation mode, to time it.
+
+        Args:
+            batch: number of images.
+        """
+        raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    @staticmethod
+    def convert(checkpoint: Checkpoint, target: Path, **changes: Any) -> str | None:
+        """Write a whole model to another format, chosen by the suffix of `target`.
+
+        Args:
+            checkpoint: a file of this task.
+            target: output file.
+            changes: fields of the backbone's configuration to override.
+
+        Returns:
+            A line about what was written; None where `ppma convert` writes the backbone alone.
+        """
+        return None
 
     @classmethod
     def evaluate(
@@ -115,21 +142,32 @@ class Task(TrainingTask[Config]):
         batch_size: int | None = None,
         **options: Any,
     ) -> dict[str, float]:
-        """Measure a trained model; under torchrun the samples are shared out.
+        """Evaluate a trained model; under torchrun the samples are divided between the processes.
 
         Args:
-            checkpoint: of this task.
-            data: see `evaluation`, as for `split` and `assignments`.
-            split: which part.
-            assignments: changes.
-            batch_size: for one process.
-            options: of `evaluate_model`, such as `workers`.
+            checkpoint: a checkpoint of this task.
+            data: see `evaluation`.
+            split: see `evaluation`.
+            assignments: see `evaluation`.
+            batch_size: batch size of one process; None for `eval_batch_size`.
+            options: options of `ppma.engine.evaluation.evaluate_model`, such as `workers`.
         """
         chosen = cls.evaluation(checkpoint, data, split, assignments)
         size = cls.eval_batch_size if batch_size is None else batch_size
         return evaluate_model(chosen.model, chosen.metrics, chosen.dataset, cls.collate, batch_size=size, **options)
 
     @classmethod
+    def probe(cls, checkpoint: Checkpoint, images: Tensor) -> Tensor:
+        """Load the whole model, with every name and shape checked, and return its output for `ppma weights --verify`.
+
+        Args:
+            checkpoint: a checkpoint of this task.
+            images: (B, 3, height, width); the model is cast to their dtype.
+        """
+        model, _ = cls.exportable(checkpoint)
+        return model.to(images.dtype)(images)
+
+    @classmethod
     def parse_options(cls, values: Mapping[str, Any]) -> Any:
-        """Checked `predict_options` from plain values."""
+        """Validate plain values and build `predict_options`."""
         return configs.build(cls.predict_options, values, source="options")

@@ -1,4 +1,4 @@
-"""Tasks by name, and their configurations from files."""
+"""Tasks by name, and their configurations from recipes."""
 
 import pkgutil
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from ppma import recipes
 from ppma.engine.config import RunConfig
 from ppma.tasks.base import Task
 
-# Classes, or where they are: those of the package are imported when used, as each needs packages that others do not.
+# Classes, or their import paths: each task needs packages that others do not, so it is imported when used.
 TASKS: dict[str, str | type[Task[Any]]] = {
     "classification": "ppma.tasks.classification.task:Classification",
     "detection": "ppma.tasks.detection.task:Detection",
@@ -19,18 +19,33 @@ TASKS: dict[str, str | type[Task[Any]]] = {
 
 
 def task_class(name: object, source: str = "task") -> type[Task[Any]]:
-    """A task by its name; `source` says in messages where the name comes from."""
+    """Look up a task by name.
+
+    Args:
+        name: a name of `TASKS`.
+        source: prefix of the error message.
+
+    Examples:
+        >>> from ppma.tasks.registry import task_class
+        >>> task_class("classification").monitor
+        'top1'
+    """
     configs.require(isinstance(name, str) and name in TASKS, source, f"one of {', '.join(TASKS)}", name)
     found = TASKS[str(name)]
     return pkgutil.resolve_name(found) if isinstance(found, str) else found
 
 
 def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfig:
-    """A checked configuration from a recipe with `key=value` changes; its `task` says which schema it follows.
+    """Load and validate a recipe; its `task` selects the schema.
 
     Args:
-        recipe: a YAML file, or the name of a packaged recipe.
-        assignments: see `ppma.recipes.resolve`.
+        recipe: path of a YAML file, or name of a packaged recipe.
+        assignments: `key=value` changes, see `ppma.recipes.resolve`.
+
+    Examples:
+        >>> from ppma.tasks.registry import load_config
+        >>> load_config("digits_nano", ["steps=3", "data.image_size=48"]).data.image_size
+        48
     """
     values = recipes.resolve(recipe, assignments)
     task = task_class(values.setdefault("task", "classification"), f"{recipe}: task")
@@ -38,7 +53,7 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The JSON schema of recipes, of whichever task."""
+    """The JSON schema of recipes of any task."""
     schemas = []
     for task in TASKS:
         schema = configs.json_schema(task_class(task).schema)
@@ -52,5 +67,5 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def make_task(config: RunConfig) -> Task[Any]:
-    """The task of a configuration."""
+    """Make the task of a configuration."""
     return task_class(config.task)(config)

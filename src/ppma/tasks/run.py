@@ -17,23 +17,21 @@ def train(
     resume: str = "none",
     overwrite: bool = False,
     assignments: Iterable[str] = (),
-    tensorboard: bool = True,
 ) -> dict[str, Any]:
-    """Train and write a run's folder; under torchrun every process calls this.
+    """Train and write the run's folder; under torchrun every process calls this.
 
     Args:
-        config: a recipe (a YAML file or a name), or a checked configuration.
+        config: a recipe (path of a YAML file, or name), or a configuration.
         out: the run's folder.
-        resume: "none", "auto" or the path of a checkpoint.
-        overwrite: delete an earlier run in the folder; else such a folder is refused.
+        resume: "none", "auto" (the newest checkpoint in `out`, if any) or the path of a checkpoint.
+        overwrite: delete an earlier run in the folder, which is refused otherwise.
         assignments: `key=value` changes of the recipe.
-        tensorboard: write TensorBoard events too.
 
     Returns:
-        What summary.json holds.
+        The contents of summary.json.
     """
     checked = config if isinstance(config, RunConfig) else load_config(config, assignments)
     run = Path(out)
     with distributed.world() as world, folder.reserve(run, world):
         task = make_task(checked)
-        return Trainer(task, run, world, resume=resume, overwrite=overwrite, tensorboard=tensorboard).train()
+        return Trainer(task, run, world, resume=resume, overwrite=overwrite).train()

@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of Mask R-CNN and UPerNet over our backbones: `python -m ppma.tasks.sizes`."""
+"""Parameters and multiply-adds of Mask R-CNN and UPerNet on PPMA backbones: `python -m ppma.tasks.sizes`."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ BACKBONES = ("ppma_tiny", "ppma_small", "ppma_base")
 
 
 def table(backbones: Sequence[str] = BACKBONES) -> str:
-    """In Markdown, at the sizes and with the classes of the paper.
+    """The table in Markdown, at the paper's image sizes and numbers of classes.
 
-    Example:
+    Examples:
         >>> from ppma.tasks.sizes import table
         >>> print(table(["ppma_tiny"]).splitlines()[-1])
         | ppma_tiny | 32.94 | 301.3 | 217.7 | 43.09 | 982.2 | 891.2 |

@@ -139,7 +139,7 @@ def test_recording_launches_nothing():
 
 
 @pytest.mark.parametrize(
-    ("grid", "tile"), [((7, 7), (2, 8)), ((14, 14), (2, 16)), ((28, 28), (2, 16)), ((56, 56), (4, 8))]
+    ("grid", "tile"), [((7, 7), (4, 8)), ((14, 14), (2, 16)), ((28, 28), (2, 16)), ((56, 56), (4, 8))]
 )
 def test_attention_tile_small_grids(grid, tile):
     assert attention_tile(*grid, None, torch.bfloat16, 32) == tile

@@ -1,4 +1,4 @@
-"""Detection by the command line on scenes, and its metrics on cases worked out by hand."""
+"""Detection on scenes by the command line, and the metrics on hand-computed cases."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def run(scenes, tmp_path_factory):
 
 
 def perfect(truth):
-    """Detections that repeat the truth, as the model would return them."""
+    """Detections equal to the ground truth, in the format of the model."""
     annotations = [one for one in truth["annotations"] if not one["iscrowd"]]
     boxes = torch.tensor([one["bbox"] for one in annotations], dtype=torch.float32).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
@@ -69,14 +69,14 @@ def measure(samples, found):
     return metrics.compute([metrics.state(), CocoMetrics().state()])
 
 
-def test_perfect_detections_have_an_average_precision_of_100(truths):
+def test_metrics_perfect_detections(truths):
     measured = measure(truths, [perfect(truth) for _, truth in truths])
     for name in ("box_AP", "box_AP50", "box_AP75", "mask_AP", "mask_AP50", "box_AP_small", "mask_AP_small"):
         assert measured[name] == pytest.approx(100)
     assert "box_AP_large" not in measured  # nothing in 64 x 64 pixels is
 
 
-def test_nothing_found_is_0_and_half_of_it_half(truths):
+def test_metrics_missing_detections(truths):
     nothing = perfect({"annotations": [], "category_ids": ()})
     assert measure(truths, [nothing] * len(truths))["box_AP"] == 0
     (image, truth), *_ = truths
@@ -89,7 +89,7 @@ def test_nothing_found_is_0_and_half_of_it_half(truths):
     assert measure([sample], [found])["box_AP50"] == pytest.approx(100 * 51 / 101)
 
 
-def test_detections_in_a_crowd_are_no_mistakes(truths):
+def test_metrics_crowd_ignored(truths):
     (image, truth), *_ = truths
     first, second, *_ = (one | {"category_id": truth["category_ids"][0]} for one in truth["annotations"])
     found = perfect(truth | {"annotations": [first, second]})
@@ -101,7 +101,7 @@ def test_detections_in_a_crowd_are_no_mistakes(truths):
 
 
 @pytest.mark.parametrize("ids", [(0, 1), (7, 7), (None, None)])
-def test_ids_of_annotations_do_not_change_what_is_measured(truths, ids):
+def test_metrics_annotation_ids_ignored(truths, ids):
     """pycocotools takes an instance with the id 0 for one that was not found."""
     (image, truth), *_ = truths
     numbered = [one | {"id": identity} for one, identity in zip(truth["annotations"], ids, strict=False)]
@@ -109,10 +109,10 @@ def test_ids_of_annotations_do_not_change_what_is_measured(truths, ids):
     assert measure([(image, truth)], [perfect(truth)])["box_AP"] == pytest.approx(100)
 
 
-def test_weights_of_a_run_load_as_a_detector_and_as_a_backbone(run, scenes):
+def test_load_detector_and_backbone(run, scenes):
     model, config, classes = load_detector(run / "best.safetensors")
     assert classes == tuple("0123456789")
-    assert (config.task, config.data.root) == ("detection", str(scenes))
+    assert config.data.root == str(scenes)
     assert not model.training
     backbone = ppma.load_checkpoint(run / "best.safetensors")
     assert backbone.config.feature_norms == (0, 1, 2, 3)
@@ -120,7 +120,7 @@ def test_weights_of_a_run_load_as_a_detector_and_as_a_backbone(run, scenes):
         assert torch.equal(tensor, model.backbone.body.state_dict()[name])
 
 
-def test_eval_repeats_what_training_measured(run, scenes, capsys):
+def test_eval_matches_training(run, scenes, capsys):
     recorded = read_rows(run / "metrics.csv")[-1]
     checkpoint = str(run / "best.safetensors")
     assert main(["eval", checkpoint, "--data", str(scenes), "--json", "--batch-size", "2"]) == 0
@@ -131,10 +131,10 @@ def test_eval_repeats_what_training_measured(run, scenes, capsys):
     assert main(["eval", checkpoint, "--data", str(run / "config.yaml"), "--split", "train2017"]) == 0
     assert "box_AP" in capsys.readouterr().out
     assert main(["eval", checkpoint, "--data", "digits_nano"]) == 2
-    assert "expected a detection, as the checkpoint is, got classification" in capsys.readouterr().err
+    assert "expected a detection recipe for this checkpoint, got classification" in capsys.readouterr().err
 
 
-def test_predict_draws_what_it_found(run, scenes, tmp_path, capsys):
+def test_predict_overlay(run, scenes, tmp_path, capsys):
     checkpoint, picture = str(run / "best.safetensors"), scenes / "val2017" / "000001.jpg"
     out = tmp_path / "overlay.png"
     assert main(["predict", checkpoint, str(picture), "--out", str(out), "--threshold", "0", "--json"]) == 0
@@ -153,7 +153,7 @@ def test_predict_draws_what_it_found(run, scenes, tmp_path, capsys):
     assert main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
 
 
-def test_predict_bad_images_are_lines_and_drawings_do_not_collide(run, scenes, tmp_path, capsys):
+def test_predict_bad_images_and_same_names(run, scenes, tmp_path, capsys):
     checkpoint = str(run / "best.safetensors")
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -168,7 +168,7 @@ def test_predict_bad_images_are_lines_and_drawings_do_not_collide(run, scenes, t
     assert all((tmp_path / "out" / name).is_file() for name in drawn)
 
 
-def test_predict_refuses_places_it_cannot_draw_to(run, scenes, tmp_path, capsys):
+def test_predict_invalid_output(run, scenes, tmp_path, capsys):
     checkpoint, picture = str(run / "best.safetensors"), tmp_path / "1.jpg"
     shutil.copy(scenes / "val2017" / "000001.jpg", picture)
     content = picture.read_bytes()
@@ -180,7 +180,7 @@ def test_predict_refuses_places_it_cannot_draw_to(run, scenes, tmp_path, capsys)
     assert picture.read_bytes() == content
 
 
-def test_predict_takes_images_of_one_pixel_and_refuses_threads(run, tmp_path, capsys):
+def test_predict_extreme_sizes(run, tmp_path, capsys):
     sizes = ((1, 1), (1, 100), (100, 1), (1, 101))
     for width, height in sizes:
         Image.new("RGB", (width, height)).save(tmp_path / f"{width}x{height}.png")
@@ -192,23 +192,23 @@ def test_predict_takes_images_of_one_pixel_and_refuses_threads(run, tmp_path, ca
     assert "1x101.png: expected sides in a ratio of at most 100 to 1" in printed.err
 
 
-def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):
+def test_train_overfits_few_scenes(scenes, tmp_path):
     changes = (
         *(*QUICK, f"data.root={scenes}", "steps=10", "batch_size=8", "eval_steps=10", "ema=null", "lr=0.004"),
         *("schedule.name=constant", "detector.region_samples=64"),
     )
-    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    train(RECIPE, tmp_path, assignments=changes)
     losses = [row["train_loss"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(losses) == 10
     assert losses[-1] < 0.55 * losses[0]
 
 
-def test_resume_gives_the_same_bits(run, scenes, tmp_path):
+def test_resume_bitwise_identical(run, scenes, tmp_path):
     changes = (*QUICK, f"data.root={scenes}")
     assert_resume_gives_the_same_bits(RECIPE, run, tmp_path / "run", changes, load_detector)
 
 
-def test_broken_images_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys):
+def test_train_broken_images_bf16(scenes, tmp_path, capsys):
     root = tmp_path / "scenes"
     shutil.copytree(scenes, root)
     (root / "train2017" / "000003.jpg").write_bytes(b"broken")
@@ -223,33 +223,33 @@ def test_broken_images_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_
     assert "val2017/000002.jpg" in shown
 
 
-def test_training_starts_from_a_classifier(digits_run, scenes, tmp_path):
+def test_train_init_from_classifier(digits_run, scenes, tmp_path):
     changes = (*QUICK, f"data.root={scenes}", f"init={digits_run}/best.safetensors", "model_args={}", "lr=1e-9")
-    train(RECIPE, tmp_path, assignments=(*changes, "steps=1", "eval_steps=1", "ema=null"), tensorboard=False)
+    train(RECIPE, tmp_path, assignments=(*changes, "steps=1", "eval_steps=1", "ema=null"))
     tuned, start = (ppma.load_checkpoint(path / "last.safetensors") for path in (tmp_path, digits_run))
     torch.testing.assert_close(tuned.stages[2].blocks[0].attn.qkv.weight, start.stages[2].blocks[0].attn.qkv.weight)
     assert tuned.config.stem_stride == 2  # the file's architecture, not the recipe's
 
 
-def test_missing_data_and_other_classes_are_errors(run, scenes, tmp_path, capsys):
+def test_errors_missing_data_and_other_classes(run, scenes, tmp_path, capsys):
     assert main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings("data.root=nowhere")]) == 2
-    assert "expected the annotations in nowhere/annotations/instances_train2017.json" in capsys.readouterr().err
+    assert "expected annotations in nowhere/annotations/instances_train2017.json" in capsys.readouterr().err
     command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), *settings("data.classes=['1','2']")]
     assert main(command) == 2
     assert "the data has 2 and the checkpoint 10" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_same_command_under_torchrun(scenes, tmp_path):
+def test_train_torchrun(scenes, tmp_path):
     summary = summary_under_torchrun(RECIPE, tmp_path, (*QUICK, f"data.root={scenes}"))
     assert (summary["processes"], summary["val_count"]) == (2, 3)
 
 
 @pytest.mark.slow
-def test_the_recipe_finds_digits_in_held_out_scenes(tmp_path):
+def test_recipe_finds_digits(tmp_path):
     torch.set_num_threads(2)
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
     assert summary["val_count"] == 200
     assert summary["val_box_AP50"] >= 50
     assert summary["val_mask_AP50"] >= 50

@@ -17,7 +17,7 @@ SMALL = DetectorConfig(channels=16, box_channels=32, mask_convolutions=1, short_
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_size_and_cost_are_the_published_ones(name):
+def test_size_and_cost_published(name):
     with torch.device("meta"):
         model = mask_rcnn(name)
     parameters, everything, without_attention = COUNTED[name]
@@ -28,7 +28,7 @@ def test_size_and_cost_are_the_published_ones(name):
     assert counted.macs_without_attention / 1e9 == pytest.approx(PUBLISHED_GFLOPS[name], rel=0.02)
 
 
-def test_five_levels_of_halved_size_from_normed_stages():
+def test_pyramid_five_levels():
     model = mask_rcnn("ppma_nano", num_classes=3, detector=SMALL, stem_stride=4).eval()
     levels = model.backbone(torch.randn(1, 3, 64, 96))
     assert [tuple(level.shape[1:]) for level in levels.values()] == [(16, 16 // n, 24 // n) for n in (1, 2, 4, 8)] + [
@@ -38,7 +38,7 @@ def test_five_levels_of_halved_size_from_normed_stages():
     assert model.backbone.body.config.num_classes == 0
 
 
-def test_every_parameter_learns_and_decays_take_no_weight_decay():
+def test_loss_reaches_every_parameter():
     model = mask_rcnn("ppma_nano", num_classes=3, detector=SMALL, stem_stride=4, drop_path_rate=0.0)
     masks = torch.zeros(1, 64, 64, dtype=torch.uint8)
     masks[:, 10:40, 12:50] = 1
@@ -54,7 +54,7 @@ def test_every_parameter_learns_and_decays_take_no_weight_decay():
     assert names <= {name for name, _ in model.named_parameters()}
 
 
-def test_evaluation_scales_images_itself():
+def test_eval_scales_images():
     model = mask_rcnn("ppma_nano", num_classes=3, detector=SMALL, stem_stride=4).eval()
     seen = []
     model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2:]))
@@ -64,7 +64,7 @@ def test_evaluation_scales_images_itself():
     assert found["masks"].shape[1:] == (1, 200, 400)
 
 
-def test_mistakes_are_named():
+def test_errors_named():
     with pytest.raises(ValueError, match=r"backbone_name: expected one of .*did you mean 'ppma_tiny'\?"):
         mask_rcnn("ppma_tinny")
     with pytest.raises(ValueError, match="did you mean 'drop_path_rate'"):

@@ -1,4 +1,4 @@
-"""UPerNet from files in MMSegmentation's layout, which the authors' are; those of the tests are made here."""
+"""UPerNet from files in MMSegmentation's layout, like the authors'; the tests write them."""
 
 import dataclasses
 import importlib.util
@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 import ppma
-from ppma.models import CheckpointError
+from ppma.data import cityscapes
+from ppma.models import CONFIGS, CheckpointError
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.task import Segmentation
-from ppma.tasks.segmentation.weights import load_segmenter, numbered
+from ppma.tasks.segmentation.weights import _as_tested, load_segmenter
 from ppma_cli import main
 
 _PATH = Path(__file__).parents[2] / "models" / "transcription.py"
@@ -28,7 +29,7 @@ KINDS = ("criss_cross", "criss_cross", "full", "full")
 CLASSES, CHANNELS, AUXILIARY = 5, 24, 12
 
 
-def mmsegmentation_heads():
+def mmsegmentation_heads(classes=CLASSES):
     """Random weights of both heads in MMSegmentation's names: ConvModules with `conv` and `bn`, and `conv_seg`."""
     generator = torch.Generator().manual_seed(1)
     state = {}
@@ -49,8 +50,8 @@ def mmsegmentation_heads():
     module("decode_head.fpn_bottleneck", 4 * CHANNELS, CHANNELS, 3)
     module("auxiliary_head.convs.0", DIMS[2], AUXILIARY, 3)
     for head, width in (("decode_head", CHANNELS), ("auxiliary_head", AUXILIARY)):
-        state[f"{head}.conv_seg.weight"] = torch.randn(CLASSES, width, 1, 1, generator=generator)
-        state[f"{head}.conv_seg.bias"] = torch.randn(CLASSES, generator=generator)
+        state[f"{head}.conv_seg.weight"] = torch.randn(classes, width, 1, 1, generator=generator)
+        state[f"{head}.conv_seg.bias"] = torch.randn(classes, generator=generator)
     return state
 
 
@@ -60,12 +61,12 @@ def state():
     return {f"backbone.{name}": tensor for name, tensor in backbone.items()} | mmsegmentation_heads()
 
 
-def save(path, state):
-    torch.save({"state_dict": state, "meta": {"epoch": 1}}, path)
+def save(path, state, **meta):
+    torch.save({"state_dict": state, "meta": {"epoch": 1, **meta}}, path)
     return path
 
 
-def test_the_whole_model_loads(state, tmp_path):
+def test_load_whole_model(state, tmp_path):
     path = save(tmp_path / "upernet.pth", state)
     assert ppma.open_checkpoint(path).task == "segmentation"
     model, config, classes = load_segmenter(path, kinds=KINDS)
@@ -86,8 +87,8 @@ def test_the_whole_model_loads(state, tmp_path):
 
 
 @torch.no_grad()
-def test_it_computes_what_the_layout_means(state, tmp_path):
-    """The decoder written out here from the weights of the file, over the features of the loaded backbone."""
+def test_load_scores(state, tmp_path):
+    """Against the decoder written out with the weights of the file, on the features of the loaded backbone."""
     model, _, _ = load_segmenter(save(tmp_path / "upernet.pth", state), kinds=KINDS)
     image = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     backbone = ppma.load_checkpoint(tmp_path / "upernet.pth", kinds=KINDS)
@@ -117,21 +118,97 @@ def test_it_computes_what_the_layout_means(state, tmp_path):
     torch.testing.assert_close(model(image).main, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
-def test_unnamed_classes_are_measured_by_any_names(scenes, state, tmp_path, monkeypatch):
-    model, config, _ = load_segmenter(save(tmp_path / "upernet.pth", state), kinds=KINDS)
-    stored = dataclasses.replace(config, data=dataclasses.replace(config.data, classes=None))
-    monkeypatch.setattr(inference, "load_segmenter", lambda path: (model, stored, numbered(CLASSES)))
-    with pytest.raises(ValueError, match="the data has 11 and the checkpoint 5"):
-        Segmentation.evaluate("x", str(scenes))
+@pytest.fixture
+def evaluate(monkeypatch):
+    """Evaluate a file; the command cannot say which attention this small backbone has in each stage."""
+    monkeypatch.setattr(inference, "load_segmenter", lambda path: load_segmenter(path, kinds=KINDS))
+
+    def evaluate(path, data, *changes):
+        return Segmentation.evaluate(ppma.open_checkpoint(path), str(data), assignments=changes)
+
+    return evaluate
+
+
+@pytest.mark.parametrize("meta", [{}, {"CLASSES": ("wall", "building", "sky", "floor", "tree")}])
+def test_eval_other_spelling(scenes, state, tmp_path, evaluate, meta):
+    """Names of MMSegmentation, or numbers, need not be spelled as those of the data; their number has to fit."""
+    path = save(tmp_path / "upernet.pth", state, **meta)
+    with pytest.raises(ValueError, match=r"expected 11 names, as .*classes.txt has, got 5"):
+        evaluate(path, scenes)
     root = tmp_path / "scenes"
     shutil.copytree(scenes, root)
     (root / "classes.txt").write_text("a b c d e".replace(" ", "\n"))
-    for path in (root / "annotations" / "validation").iterdir():
-        Image.fromarray(np.full((64, 64), 5, np.uint8)).save(path)
-    assert Segmentation.evaluate("x", str(root), assignments=["test.mode=whole"])["count"] == 3
+    for labels in (root / "annotations" / "validation").iterdir():
+        Image.fromarray(np.full((64, 64), 5, np.uint8)).save(labels)
+    assert evaluate(path, root, "test.mode=whole")["count"] == 3
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(f"base: scenes_upernet_nano\ndata: {{root: {root}}}\n")
+    assert evaluate(path, recipe)["count"] == 3
 
 
-def test_what_does_not_fit_is_named(state, tmp_path):
+def test_meta_classes_and_palette(state, tmp_path):
+    names, colours = ["wall", "building", "sky", "floor", "tree"], [[index, 2 * index, 255] for index in range(5)]
+    path = save(tmp_path / "upernet.pth", state, CLASSES=names, PALETTE=colours)
+    _, _, classes = load_segmenter(path, kinds=KINDS)
+    assert classes == tuple(names)
+    assert ppma.open_checkpoint(path).palette == tuple(map(tuple, colours))
+
+
+def test_predict_legend(scenes, state, tmp_path, monkeypatch):
+    """The names and colours of the file are those of the drawing."""
+    monkeypatch.setattr(inference, "load_segmenter", lambda path: load_segmenter(path, kinds=KINDS))
+    names, colours = tuple("vwxyz"), [(10 * index + 1, 77, 200) for index in range(5)]
+    checkpoint = ppma.open_checkpoint(save(tmp_path / "upernet.pth", state, CLASSES=names, PALETTE=colours))
+    options = Segmentation.parse_options({"out": str(tmp_path / "overlay.png")})
+    (found,) = Segmentation.predict(checkpoint, [scenes / "val2017" / "000001.jpg"], options)
+    with Image.open(tmp_path / "overlay.png") as drawn:
+        shown = {tuple(colour) for colour in np.asarray(drawn)[:, 256:].reshape(-1, 3)}
+    assert set(found.values["shares"]) <= set(names)
+    assert {colours[names.index(name)] for name in found.values["shares"]} <= shown
+
+
+@torch.no_grad()
+def test_cityscapes_150_outputs(state, tmp_path):
+    """The first 19 of 150 outputs, in both heads, with the authors' windows and Cityscapes' colours."""
+    wide = state | mmsegmentation_heads(150)
+    path = save(tmp_path / "upernet.pth", wide, CLASSES=cityscapes.CLASSES)
+    with pytest.warns(UserWarning, match=r"upernet.pth: 150 outputs for 19 classes, the first are used"):
+        model, config, classes = load_segmenter(path, kinds=KINDS)
+    assert classes == cityscapes.CLASSES
+    assert (config.data.name, config.data.short_side, config.data.long_side) == ("cityscapes", 1024, 2048)
+    assert (config.test.mode, config.test.window, config.test.stride) == ("slide", 1024, 341)
+    assert config.data.layout.palette == cityscapes.LAYOUT.palette
+    whole, _, _ = load_segmenter(save(tmp_path / "unnamed.pth", wide), kinds=KINDS)
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(image).main, whole(image).main[:, :19])  # other sizes of matrix products
+    for head in ("decode_head", "auxiliary_head"):
+        assert torch.equal(getattr(model, head).classifier[1].weight, wide[f"{head}.conv_seg.weight"][:19])
+        assert torch.equal(getattr(model, head).classifier[1].bias, wide[f"{head}.conv_seg.bias"][:19])
+
+
+def test_cityscapes_stride_of_tiny():
+    strides = [_as_tested(cityscapes.CLASSES, CONFIGS[name]).test.stride for name in ("ppma_tiny", "rmt_small")]
+    assert strides == [768, 341]
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"CLASSES": ["a"] * 5}, "meta.CLASSES: expected different names"),
+        ({"CLASSES": [1, 2, 3, 4, 5]}, "meta.CLASSES: expected different names, got"),
+        ({"CLASSES": list("abcdefg")}, "expected an output for each of the 7 classes, found 5"),
+        ({"CLASSES": list("abcde"), "PALETTE": [[1, 2]] * 5}, "meta.PALETTE: expected a colour"),
+        ({"CLASSES": list("abcde"), "PALETTE": [[1, 2, 300]] * 5}, "meta.PALETTE: expected a colour"),
+        ({"CLASSES": list("abcde"), "PALETTE": [[1, 2, 3]]}, "meta.PALETTE: expected a colour"),
+    ],
+)
+def test_meta_errors(state, tmp_path, meta, message):
+    path = save(tmp_path / "upernet.pth", state, **meta)
+    with pytest.raises(CheckpointError, match=f"upernet.pth: {message}"):
+        load_segmenter(path, kinds=KINDS)
+
+
+def test_load_errors(state, tmp_path):
     del state["decode_head.fpn_convs.0.bn.bias"]
     with pytest.raises(CheckpointError, match=r"missing: decode_head\.fpn_convs\.0\.batch_norm\.bias"):
         load_segmenter(save(tmp_path / "cut.pth", state), kinds=KINDS)
@@ -139,8 +216,8 @@ def test_what_does_not_fit_is_named(state, tmp_path):
         load_segmenter(save(tmp_path / "other.pth", {"backbone.x": torch.zeros(1)}))
 
 
-def test_classifiers_are_no_segmenters(digits_run, tmp_path, capsys):
-    with pytest.raises(CheckpointError, match="expected a model trained for segmentation, found none"):
+def test_load_classifier(digits_run, tmp_path, capsys):
+    with pytest.raises(CheckpointError, match="expected a segmentation model, found none"):
         load_segmenter(digits_run / "best.safetensors")
     assert ppma.open_checkpoint(digits_run / "best.safetensors").task == "classification"
     assert main(["predict", str(tmp_path / "none.safetensors"), "x.png"]) == 2

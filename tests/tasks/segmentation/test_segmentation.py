@@ -1,4 +1,4 @@
-"""Segmentation by the command line on scenes, and its metrics and windows on cases worked out by hand."""
+"""Segmentation of scenes by the commands; loss, metrics and windows on cases worked out by hand."""
 
 import json
 import shutil
@@ -18,9 +18,9 @@ from short_run import (
 
 import ppma
 from ppma.config import ConfigError
-from ppma.data import ade20k
-from ppma.data.ade20k import Ade20kDataConfig
+from ppma.data import segmentation
 from ppma.data.label_maps import IGNORED
+from ppma.data.segmentation import SegmentationDataConfig
 from ppma.engine.logging import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
@@ -40,7 +40,7 @@ QUICK = (
     "augment.crop=64",
     "checkpoint_steps=2",
 )
-PLAIN = Ade20kDataConfig(root="", short_side=20, long_side=40, mean=(0, 0, 0), std=(1, 1, 1))
+PLAIN = SegmentationDataConfig(root="", short_side=20, long_side=40, mean=(0, 0, 0), std=(1, 1, 1))
 
 
 @pytest.fixture(scope="session")
@@ -52,10 +52,10 @@ def run(scenes, tmp_path_factory):
     return out
 
 
-def test_metrics_worked_out_by_hand():
+def test_metrics_by_hand():
     metrics, other = (PixelMetrics(4, PLAIN, InferenceConfig()) for _ in range(2))
-    metrics.note(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
-    other.note(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
+    metrics.add(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
+    other.add(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
     measured = metrics.compute([metrics.state(), other.state()])
     # class 0: 2 right, 4 labelled, 2 predicted; 1: 2, 2, 3; 2: 1, 1, 2; class 3 does not occur
     assert measured["mIoU"] == pytest.approx(100 * (2 / 4 + 2 / 3 + 1 / 2) / 3)
@@ -63,16 +63,17 @@ def test_metrics_worked_out_by_hand():
     assert measured["aAcc"] == pytest.approx(100 * 5 / 7)
 
 
-def test_loss_is_a_mean_over_labelled_pixels():
+def test_pixel_loss_mean():
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64).float()
     labels = torch.randint(3, (2, 4, 5))
     labels[0, 0] = IGNORED
     expected = torch.nn.functional.cross_entropy(scores, labels, ignore_index=IGNORED)
     torch.testing.assert_close(pixel_loss(scores, labels), expected)
+    torch.testing.assert_close(pixel_loss(scores, labels, mean="all"), expected * 35 / 40)
     assert pixel_loss(scores, torch.full((2, 4, 5), IGNORED)) == 0
 
 
-def test_balance_weighs_classes_by_their_pixels():
+def test_pixel_loss_balance():
     torch.manual_seed(0)
     scores = torch.randn(2, 4, 3, 5)
     labels = torch.tensor([0] * 20 + [1] * 6 + [2] + [IGNORED] * 3).view(2, 3, 5)  # class 3 does not occur
@@ -87,12 +88,12 @@ def test_balance_weighs_classes_by_their_pixels():
 @pytest.mark.parametrize(
     ("length", "starts"), [(512, [0]), (300, [0]), (513, [0, 1]), (853, [0, 341]), (900, [0, 341, 388])]
 )
-def test_windows_cover_everything(length, starts):
+def test_window_starts(length, starts):
     assert window_starts(length, 512, 341) == starts
 
 
 class Pointwise(torch.nn.Module):
-    """Scores that depend on the pixel alone, so that windows change nothing; notes the sizes it sees."""
+    """Scores that depend on the pixel alone, so that windows change nothing; records the sizes of its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +104,7 @@ class Pointwise(torch.nn.Module):
         return Scores(torch.cat((images, 1 - images), 1), None)
 
 
-def test_windows_of_a_pointwise_model_change_nothing():
+def test_slide_pointwise_model():
     model, images = Pointwise(), torch.rand(1, 3, 20, 37)
     torch.testing.assert_close(slide(model, images, 16, 10), model(images).main)
     assert set(model.seen[:-1]) == {(16, 16)}
@@ -112,13 +113,13 @@ def test_windows_of_a_pointwise_model_change_nothing():
     torch.testing.assert_close(slide(model, images, 16, 10), model(images).main)
 
 
-def test_scales_and_mirror_images_are_averaged():
+def test_probabilities_scales_and_flip():
     image = torch.rand(3, 20, 40)
     model = Pointwise()
     once = probabilities(model, image, PLAIN, InferenceConfig())
     torch.testing.assert_close(once, model(image[None]).main.softmax(1)[0])
     mirrored = probabilities(model, image, PLAIN, InferenceConfig(flip=True))
-    torch.testing.assert_close(mirrored, once)  # a pointwise model does not see the difference
+    torch.testing.assert_close(mirrored, once)  # no difference for a pointwise model
     model.seen.clear()
     several = probabilities(
         model, image, PLAIN, InferenceConfig(scales=(0.5, 1.0, 1.75), flip=True, mode="slide", window=64, stride=48)
@@ -135,14 +136,14 @@ def test_scales_and_mirror_images_are_averaged():
 
 
 class Leaning(torch.nn.Module):
-    """Scores that depend on the place too."""
+    """Scores that depend on the position too."""
 
     def forward(self, images):
         place = torch.linspace(0, 1, images.shape[-1]).expand_as(images[:, :1])
         return Scores(torch.cat((images[:, :1] * place, 1 - place), 1), None)
 
 
-def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
+def test_weights_of_a_run_load(run):
     model, config, classes = load_segmenter(run / "best.safetensors")
     assert classes == ("background", *"0123456789")
     assert (config.test.mode, model.decode_head.classifier[1].in_channels) == ("whole", 16)
@@ -151,7 +152,7 @@ def test_weights_of_a_run_load_as_a_segmenter_and_as_a_backbone(run):
         assert torch.equal(tensor, model.backbone.state_dict()[name])
 
 
-def test_eval_repeats_what_training_measured(run, scenes, capsys):
+def test_eval_equals_training(run, scenes, capsys):
     recorded = read_rows(run / "metrics.csv")[-1]
     command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--json"]
     assert main(command) == 0
@@ -165,7 +166,7 @@ def test_eval_repeats_what_training_measured(run, scenes, capsys):
     assert "data: expected a recipe or a folder, got 'nowhere'" in capsys.readouterr().err
 
 
-def test_predict_draws_a_map_with_its_legend(run, scenes, tmp_path, capsys):
+def test_predict_overlay(run, scenes, tmp_path, capsys):
     picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "overlay.png"
     command = ["predict", str(run / "best.safetensors"), str(picture), "--out", str(out)]
     assert main([*command, "--json"]) == 0
@@ -180,26 +181,26 @@ def test_predict_draws_a_map_with_its_legend(run, scenes, tmp_path, capsys):
     assert "%" in capsys.readouterr().out
 
 
-def test_a_few_scenes_are_learned_by_heart(scenes, tmp_path):
+def test_training_overfits(scenes, tmp_path):
     changes = (
         *(*QUICK, f"data.root={scenes}", "steps=10", "batch_size=8", "eval_steps=10", "ema=null", "lr=0.01"),
         *("schedule.name=constant", "augment.ratio=[1,1]", "augment.photometric=false"),
         *("decoder.channels=64", "decoder.auxiliary_channels=32", "decoder.dropout=0"),
     )
-    train(RECIPE, tmp_path, assignments=changes, tensorboard=False)
+    train(RECIPE, tmp_path, assignments=changes)
     losses = [row["train_decoder"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(losses) == 10
-    assert losses[0] > 2.2  # ln 11 is no knowledge
+    assert losses[0] > 2.2  # ln 11 at chance
     assert losses[-1] < 0.45 * losses[0]
 
 
-def test_resume_gives_the_same_bits(run, scenes, tmp_path):
+def test_resume_bits(run, scenes, tmp_path):
     changes = (*QUICK, f"data.root={scenes}")
     assert_resume_gives_the_same_bits(RECIPE, run, tmp_path / "run", changes, load_segmenter)
 
 
-def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ade20k, "SAMPLED_MAPS", 1)  # what is wrong lies beyond the maps that are read at the start
+def test_training_broken_label_maps(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(segmentation, "SAMPLED_MAPS", 1)  # the bad maps are not in the sample
     root = tmp_path / "scenes"
     shutil.copytree(scenes, root)
     Image.fromarray(np.full((64, 64), 99, np.uint8)).save(root / "annotations" / "training" / "000003.png")
@@ -214,7 +215,7 @@ def test_broken_label_maps_are_counted_and_mixed_precision_takes_a_step(scenes, 
     assert "64 x 60 labels, but the image has 64 x 64 pixels" in shown
 
 
-def test_labels_are_announced_and_contradictions_end_the_command(run, scenes, tmp_path, capsys):
+def test_labels_histogram_and_contradiction(run, scenes, tmp_path, capsys):
     changes = (*QUICK, f"data.root={scenes}", "steps=1", "eval_steps=1")
     assert main(["train", RECIPE, "--out", str(tmp_path / "a"), *settings(*changes)]) == 0
     shown = capsys.readouterr().err
@@ -235,7 +236,7 @@ def test_labels_are_announced_and_contradictions_end_the_command(run, scenes, tm
     assert "label 11 out of range" in capsys.readouterr().err
 
 
-def test_plain_labels_train_and_stay_with_the_checkpoint(scenes, tmp_path, capsys):
+def test_labels_plain_stored(scenes, tmp_path, capsys):
     root = tmp_path / "scenes"
     shutil.copytree(scenes, root)
     for path in (root / "annotations").glob("*/*.png"):
@@ -250,29 +251,37 @@ def test_plain_labels_train_and_stay_with_the_checkpoint(scenes, tmp_path, capsy
     assert json.loads(capsys.readouterr().out)["mIoU"] == pytest.approx(recorded["val_mIoU"], abs=1e-6)
 
 
-def test_mistakes_in_the_configuration_are_named():
-    with pytest.raises(ConfigError, match="a micro-batch of 2 or more"):
-        load_config(RECIPE, ["batch_size=4", "accumulate=4"])
-    with pytest.raises(ConfigError, match=r"class_balance: expected a number in \[0, 1\]"):
-        load_config(RECIPE, ["class_balance=2"])
-    with pytest.raises(ConfigError, match=r"test.stride: expected 1 to window"):
-        load_config(RECIPE, ["test.stride=900"])
-    with pytest.raises(ConfigError, match=r"model_args.num_classes: expected nothing: the task says it"):
-        load_config(RECIPE, ["model_args.num_classes=3"])
-    with pytest.raises(ConfigError, match=r"did you mean 'ppma_nano'\?"):
-        load_config(RECIPE, ["model=ppma_nanno"])
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["batch_size=4", "accumulate=4"], "a micro-batch of 2 or more"),
+        (["class_balance=2"], r"class_balance: expected a number in \[0, 1\]"),
+        (["loss_mean=none"], "loss_mean: expected one of 'labelled', 'all'"),
+        (["test.stride=900"], "test.stride: expected 1 to window"),
+        (["test.window=100000"], "test.window: expected at most 16384"),
+        (["test.scales=[1,1000]"], "test.scales: expected at most 16384 pixels, data.long_side times .*, got 96000"),
+        (["augment.ratio=[1,1000]"], "augment.ratio: expected at most 16384 pixels"),
+        (["decoder.channels=100000000"], "decoder.channels: expected 1 to 16384"),
+        (["decoder.pool_scales=[1,100000]"], "decoder.pool_scales: expected numbers from 1 to 1024"),
+        (["model_args.num_classes=3"], "model_args.num_classes: expected no value, the task sets it"),
+        (["model=ppma_nanno"], r"did you mean 'ppma_nano'\?"),
+    ],
+)
+def test_config_errors(assignments, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(RECIPE, assignments)
 
 
 @pytest.mark.slow
-def test_the_same_command_under_torchrun(scenes, tmp_path):
+def test_training_torchrun(scenes, tmp_path):
     summary = summary_under_torchrun(RECIPE, tmp_path, (*QUICK, f"data.root={scenes}"))
     assert (summary["processes"], summary["val_count"]) == (2, 3)
 
 
 @pytest.mark.slow
-def test_the_recipe_labels_held_out_scenes(tmp_path):
+def test_recipe_reaches_miou(tmp_path):
     torch.set_num_threads(2)
     assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"], tensorboard=False)
+    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
     assert summary["val_count"] == 200
     assert summary["val_mIoU"] >= 50

@@ -1,4 +1,4 @@
-"""UPerNet as a model: published size and cost, start, scores."""
+"""UPerNet: published size and cost, initialisation, scores."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SMALL = DecoderConfig(channels=16, auxiliary_channels=8)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_size_and_cost_are_the_published_ones(name):
+def test_cost_published(name):
     with torch.device("meta"):
         model = upernet(name)
     parameters, gflops = PUBLISHED[name]
@@ -23,7 +23,7 @@ def test_size_and_cost_are_the_published_ones(name):
     assert counted.macs_without_attention < counted.macs
 
 
-def test_scores_of_every_pixel_and_the_auxiliary_head_in_training_only():
+def test_forward_shapes():
     model = upernet("ppma_nano", num_classes=5, decoder=SMALL)
     images = torch.randn(2, 3, 40, 56)
     scores = model(images)
@@ -34,7 +34,7 @@ def test_scores_of_every_pixel_and_the_auxiliary_head_in_training_only():
     assert model.no_weight_decay() <= {name for name, _ in model.named_parameters()}
 
 
-def test_heads_start_as_in_mmsegmentation():
+def test_initialisation_mmsegmentation():
     torch.manual_seed(0)
     model = upernet("ppma_nano", num_classes=150)
     convolution = model.decode_head.fpn_bottleneck.conv.weight  # 9 x 512 outputs: std sqrt(2 / fan_out)
@@ -47,14 +47,14 @@ def test_heads_start_as_in_mmsegmentation():
         assert not classifier.bias.any()
 
 
-def test_classifiers_start_as_wide_as_asked():
+def test_initialisation_classifier_std():
     torch.manual_seed(0)
     model = upernet("ppma_nano", num_classes=150, decoder=DecoderConfig(classifier_std=0.1))
     for head in (model.decode_head, model.auxiliary_head):
         assert head.classifier[1].weight.std().item() == pytest.approx(0.1, rel=0.05)
 
 
-def test_mistakes_are_named():
+def test_upernet_errors():
     with pytest.raises(ValueError, match=r"backbone_name: expected one of .*did you mean 'ppma_tiny'\?"):
         upernet("ppma_tinny")
     with pytest.raises(ValueError, match="num_classes: expected at least 2"):

@@ -1,11 +1,10 @@
 """Resources of the GPU kernels, compiled ahead of time for each target; nothing runs."""
 
-import sys
-
 import torch
 
 from ppma.bench.gpu import cases
 from ppma.bench.report import Report, Value
+from ppma.progress import Progress
 
 
 def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Report, bool]:
@@ -23,8 +22,9 @@ def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Repo
         notes=["Compiled ahead of time, nothing was run. Instructions are those of the inner loop, padding included."],
     )
     spilled = False
-    for row in cases.rows(targets, channels, getattr(torch, dtype)):
-        print(f"\r{row.operator}: {row.kernel}".ljust(78)[:78], end="", file=sys.stderr, flush=True)
+    with Progress("compiling the kernels"):
+        compiled = list(cases.rows(targets, channels, getattr(torch, dtype)))
+    for row in compiled:
         cells: list[Value] = []
         for target in targets:
             taken, cost = row.resources[target], row.costs[target]
@@ -33,5 +33,4 @@ def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Repo
             text += f", {taken.occupancy(target):.0%}"
             cells.append(text if cost is None else f"{text}, {cost.instructions:.1f} ({cost.special:.2f})")
         report.rows.append([row.operator, row.kernel, *cells])
-    print("\r".ljust(79) + "\r", end="", file=sys.stderr, flush=True)
     return report, spilled

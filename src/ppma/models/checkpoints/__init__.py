@@ -2,11 +2,11 @@
 
 | module | |
 | --- | --- |
-| `reader` | opens a file of any format once |
-| `writer` | our format: safetensors with the configuration in the metadata |
-| `release`, `openmmlab` | the authors' layouts in our names |
-| `pickles` | files of `torch.save`, without running code |
-| `weights` | names, shapes and values against a model |
+| `reader` | opens a file of any format, once |
+| `writer` | writes our format: safetensors with the configuration in the metadata |
+| `release`, `openmmlab` | layouts of the authors' files |
+| `pickles` | reads files of `torch.save` without executing pickled code |
+| `weights` | checks names, shapes and values against a model |
 """
 
 from ppma.models.checkpoints.reader import Checkpoint, open_checkpoint

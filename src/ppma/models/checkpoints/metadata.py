@@ -1,4 +1,4 @@
-"""What the metadata of our safetensors files say, under which keys."""
+"""Metadata of our safetensors files."""
 
 import json
 import reprlib
@@ -13,23 +13,23 @@ from ppma.models.config import BackboneConfig
 
 _PREFIX = "ppma_"
 CONFIG_KEY = f"{_PREFIX}config"  # the backbone's configuration
-BACKBONE_KEY = f"{_PREFIX}backbone"  # in the file of a larger model: how the names of its backbone's weights begin
-_LONGEST_JSON = 16 << 20  # the names of a million classes
+BACKBONE_KEY = f"{_PREFIX}backbone"  # prefix of the backbone's weights in the file of a larger model
+_LONGEST_JSON = 16 << 20  # room for the names of a million classes
 
 
 def task_key(task: str) -> str:
-    """Where a file's metadata say what belongs to a task."""
+    """The metadata key of a task's entries."""
     return f"{_PREFIX}{task}"
 
 
 def task_in(metadata: Mapping[str, str]) -> str | None:
-    """The task that a file's metadata name, None for a bare backbone."""
+    """The task in a file's metadata, None for a bare backbone."""
     keys = sorted(key for key in metadata if key.startswith(_PREFIX) and key not in (CONFIG_KEY, BACKBONE_KEY))
     return keys[0].removeprefix(_PREFIX) if keys else None
 
 
 def mapping(text: str, source: str) -> dict[str, Any]:
-    """A mapping from its JSON."""
+    """Parse a JSON object."""
     if len(text) > _LONGEST_JSON:
         raise CheckpointError(f"{source}: expected at most {_LONGEST_JSON:,} characters, got {len(text):,}")
     try:
@@ -42,7 +42,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def config_from(text: str, source: str) -> BackboneConfig:
-    """A backbone's configuration from its JSON."""
+    """Parse the JSON of a backbone's configuration."""
     try:
         return BackboneConfig.from_dict(mapping(text, source))
     except ValueError as error:
@@ -50,12 +50,12 @@ def config_from(text: str, source: str) -> BackboneConfig:
 
 
 def encode_config(config: BackboneConfig) -> Tensor:
-    """A configuration as bytes (n,), uint8: weight files hold tensors and nothing else."""
+    """A configuration as a tensor (n,), uint8: a state dict has tensors only."""
     return torch.tensor(list(json.dumps(config.to_dict()).encode()), dtype=torch.uint8)
 
 
 def decode_config(encoded: object, source: str) -> BackboneConfig:
-    """The inverse; the bytes may have become numbers of another type where a whole state was cast."""
+    """The inverse of `encode_config`, also if the dtype of the whole state dict was changed."""
     if not isinstance(encoded, Tensor) or encoded.ndim != 1 or encoded.is_meta or encoded.numel() > _LONGEST_JSON:
         raise CheckpointError(f"{source}: expected the bytes of a configuration, got {reprlib.repr(encoded)}")
     try:

@@ -1,4 +1,4 @@
-"""Files of `torch.save`, read without running what they pickled."""
+"""Files of `torch.save`, read without executing pickled code."""
 
 import pickletools
 import warnings
@@ -11,12 +11,12 @@ import torch
 
 from ppma.models.checkpoints.weights import CheckpointError, unreadable
 
-_LONGEST_PICKLE = 64 << 20  # tensors lie outside it; a checkpoint of PPMA-B with its optimizer has 1 MB
-_PICKLES = 5  # in a file from before PyTorch 1.6: magic number, version, system, contents, names of the tensors
+_LONGEST_PICKLE = 64 << 20  # without tensors; a checkpoint of PPMA-B with its optimizer has 1 MB
+_PICKLES = 5  # in a file from before PyTorch 1.6: magic number, version, system, contents, tensor names
 
 
 class _Inert:
-    """Stands in for the objects that training programs store beside weights; holds and does nothing."""
+    """Replaces the objects that training programs store next to weights; empty, whatever it is built from."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -25,7 +25,7 @@ class _Inert:
         pass
 
 
-# Classes and functions that appear in honest training checkpoints: arguments, logs, numpy values.
+# Classes and functions that appear in ordinary training checkpoints: arguments, logs, numpy values.
 _REPLACED = (
     "argparse.Namespace",
     "mmengine.config.config.ConfigDict",
@@ -37,8 +37,8 @@ _REPLACED = (
     "numpy.dtype",
     "numpy.ndarray",
 )
-# What a dictionary of dense tensors and plain values is made of. PyTorch would also build sparse, quantised and meta
-# tensors, and buffers as large as a file asks for.
+# All that a dictionary of dense tensors and plain values needs. PyTorch would also build sparse, quantised and meta
+# tensors, and buffers of any size that a file asks for.
 _TENSORS = (
     "__builtin__.set",
     "_codecs.encode",
@@ -56,25 +56,25 @@ _TENSORS = (
     "torch.storage.UntypedStorage",
 )
 _OTHER_TENSORS = ("sparse", "_rebuild_qtensor", "_rebuild_meta", "_rebuild_nested", "_rebuild_wrapper")
-_LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of torch.save began before PyTorch 1.6
+_LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of files from before PyTorch 1.6
 
 
 def read_torch(file: IO[bytes], path: Path) -> Any:
-    """What an open file of `torch.save` holds, dense tensors and plain containers only.
+    """Read an open file of `torch.save`: dense tensors and plain containers only.
 
     Args:
-        file: at its start.
-        path: named in messages.
+        file: positioned at its start.
+        path: of the file, for messages.
 
     Raises:
-        CheckpointError: it is damaged, or holds objects that could only be loaded by running code.
+        CheckpointError: it is damaged, or could only be loaded by executing pickled code.
     """
     inert: list[Any] = [(_Inert, name) for name in _REPLACED]
     try:
         _check_globals(path, _pickled(file, path))
         file.seek(0)
         with torch.serialization.safe_globals(inert), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of storages and versions: nothing that a user could act on
+            warnings.simplefilter("ignore")  # about storages and versions, which a user cannot change
             return torch.load(file, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
@@ -83,27 +83,25 @@ def read_torch(file: IO[bytes], path: Path) -> Any:
 
 
 def _pickled(file: IO[bytes], path: Path) -> bytes:
-    """The pickles of a file of `torch.save`, after a check that its parts are as large as they claim to be."""
+    """The pickles of a file of `torch.save`, whose parts are checked to be no larger than the file."""
     start = file.read(len(_LEGACY_MAGIC))
     if not start:
         raise unreadable(path, "it is empty")
     if not start.startswith(b"PK"):
         if not start.startswith(b"\x80"):
             raise CheckpointError(
-                f"{path}: not a weight file: expected one of torch.save or of safetensors, got a file that starts "
-                f"with {start!r}"
+                f"{path}: not a weight file: expected torch.save or safetensors, got a file that starts with {start!r}"
             )
-        return start + file.read(_LONGEST_PICKLE)  # tensors follow, which nobody reads as a pickle
+        return start + file.read(_LONGEST_PICKLE)  # the tensors that follow are not read as pickles
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         claimed, held = sum(member.file_size for member in members), path.stat().st_size
         if claimed > held or any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise CheckpointError(
-                f"{path}: refused, because its parts would take {claimed:,} bytes and the file has {held:,}; "
-                "torch.save compresses nothing"
+                f"{path}: expected uncompressed parts of at most {held:,} bytes, the size of the file, got {claimed:,}"
             )
         if (damaged := archive.testzip()) is not None:
-            raise unreadable(path, f"the checksum of {damaged} is wrong")
+            raise unreadable(path, f"wrong checksum of {damaged}")
         pickled = [member for member in members if member.filename.endswith("data.pkl")]
         if len(pickled) != 1 or pickled[0].file_size > _LONGEST_PICKLE:
             raise unreadable(path, "expected one data.pkl of at most 64 MB in the archive")
@@ -111,11 +109,11 @@ def _pickled(file: IO[bytes], path: Path) -> bytes:
 
 
 def _check_globals(path: Path, content: bytes) -> None:
-    """Refuse what a pickle could call beside the functions that make dense tensors."""
+    """Raise a CheckpointError if a pickle names anything but what builds dense tensors."""
     for name in _globals(content):
         known = name in _TENSORS or name in _REPLACED or _is_element_type(name)
         if any(kind in name for kind in _OTHER_TENSORS):
-            raise CheckpointError(f"{path}: expected dense tensors, got others ({name})")
+            raise CheckpointError(f"{path}: expected dense tensors, got {name}")
         if not known:
             raise CheckpointError(
                 f"{path}: refused, because it holds more than tensors and loading that could run code. Load it where "
@@ -125,15 +123,15 @@ def _check_globals(path: Path, content: bytes) -> None:
 
 
 def _is_element_type(name: str) -> bool:
-    """Such as torch.FloatStorage, or torch.float32."""
+    """Whether a name is one such as torch.FloatStorage or torch.float32."""
     module, _, leaf = name.rpartition(".")
     return module == "torch" and (leaf.endswith("Storage") or isinstance(getattr(torch, leaf, None), torch.dtype))
 
 
 def _globals(content: bytes) -> Iterator[str]:
-    """The names that a file's pickles look up; a file from before PyTorch 1.6 has several, one after the other."""
+    """The names that a file's pickles import; a file from before PyTorch 1.6 has several pickles in a row."""
     for _ in range(_PICKLES if content.startswith(_LEGACY_MAGIC) else 1):
-        words: list[str] = []  # STACK_GLOBAL takes its two names from the texts before it
+        words: list[str] = []  # STACK_GLOBAL takes its two names from preceding strings
         length = 0
         for opcode, argument, position in pickletools.genops(content):
             if opcode.name in ("GLOBAL", "INST"):

@@ -1,5 +1,7 @@
-"""One reader for every weight file: it opens a file once, reads what it says of itself, and tensors when asked."""
+"""The reader of weight files: it opens a file once, reads its metadata first and its tensors when they are used."""
 
+import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ppma import config as configs
 from ppma.data.preprocessing import Preprocessing
+from ppma.models import published
 from ppma.models.checkpoints import metadata as keys
 from ppma.models.checkpoints import openmmlab, release
 from ppma.models.checkpoints.pickles import read_torch
@@ -23,13 +26,13 @@ class Checkpoint:
     Args:
         path: of the file.
         metadata: of a safetensors file, else empty.
-        task: that the file names.
-        read: gives the contents: weights by name, or whatever was passed to `torch.save`.
+        task: that the model was trained for, None if the file does not tell.
+        read: returns the contents: weights by name, or the object given to `torch.save`.
 
     Attributes:
         path: of the file.
         metadata: of a safetensors file, else empty.
-        task: what the model was trained for; classification where the file does not say.
+        task: that the model was trained for; "classification" if the file does not tell.
     """
 
     def __init__(self, path: Path, metadata: Mapping[str, str], task: str | None, read: Callable[[], Any]) -> None:
@@ -38,12 +41,12 @@ class Checkpoint:
 
     @functools.cached_property
     def contents(self) -> Any:
-        """What the file holds, read when first used."""
+        """Weights by name, or the object given to `torch.save`; read on first use."""
         return self._read()
 
     @property
     def native(self) -> bool:
-        """Whether it is in our format, with its configuration in the metadata."""
+        """Whether it is a file of ours, with a configuration in the metadata."""
         return keys.CONFIG_KEY in self.metadata
 
     @property
@@ -53,31 +56,42 @@ class Checkpoint:
 
     @functools.cached_property
     def backbone(self) -> BackboneConfig | None:
-        """The stored configuration of the backbone, None for files that are not ours."""
+        """The stored configuration of the backbone, None for files of others."""
         if self.native:
             return keys.config_from(self.metadata[keys.CONFIG_KEY], f"{self.path}: {keys.CONFIG_KEY}")
-        if isinstance(self.contents, Mapping) and EXTRA_STATE in self.contents:  # torch.save of a state_dict
-            return keys.decode_config(self.contents[EXTRA_STATE], str(self.path))
-        return None
+        try:
+            state = release.find_weights(self.contents, ema=None, source=str(self.path))
+        except CheckpointError:  # `backbone_weights` raises it
+            return None
+        return keys.decode_config(state[EXTRA_STATE], str(self.path)) if EXTRA_STATE in state else None
 
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
         key = keys.task_key(self.task)
         return keys.mapping(self.metadata[key], f"{self.path}: {key}") if key in self.metadata else {}
 
+    @functools.cached_property
+    def _meta(self) -> openmmlab.Meta:
+        return openmmlab.Meta(None, None) if self.metadata else openmmlab.read_meta(self.contents, str(self.path))
+
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names in the order of the scores, None where the file does not name them."""
+        """Class names in the order of the scores, None if the file has none."""
         if not self._facts:
-            return None
+            return self._meta.classes
         classes = self._facts.get("classes")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise self._error("classes: expected a list of names")
         return tuple(classes)
 
     @property
+    def palette(self) -> tuple[tuple[int, int, int], ...] | None:
+        """RGB colours of the classes, from 0 to 255; None if the file has none."""
+        return self._meta.palette
+
+    @property
     def preprocessing(self) -> Preprocessing | None:
-        """How a classifier wants its images, None where the file does not say."""
+        """Preprocessing of a classifier's images, None if the file has none."""
         fields = {name: value for name, value in self._facts.items() if name != "classes"}
         if not fields or "config" in fields:
             return None
@@ -87,55 +101,65 @@ class Checkpoint:
             raise CheckpointError(str(error)) from None
 
     def run_config(self, schema: type[configs.Schema]) -> configs.Schema:
-        """The configuration of the run that made the file."""
+        """The configuration of the run that wrote the file: those of its fields that the schema has."""
         values = self._facts.get("config")
         if not isinstance(values, dict):
             raise self._error("expected the configuration of a run")
+        known = {field.name: values[field.name] for field in dataclasses.fields(schema) if field.name in values}  # type: ignore[arg-type]
         try:
-            return configs.build(schema, values, source=str(self.path))
+            return configs.build(schema, known, source=str(self.path))
         except (ValueError, TypeError, OverflowError) as error:
-            named = isinstance(error, configs.ConfigError)  # its message begins with the path
+            named = isinstance(error, configs.ConfigError)  # its message has the path
             raise CheckpointError(str(error) if named else f"{self.path}: {error}") from None
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {keys.task_key(self.task)}: {problem}")
 
     def backbone_weights(
-        self, *, ema: bool = False, **changes: Any
+        self, *, ema: bool | None = None, **changes: Any
     ) -> tuple[BackboneConfig, BackboneConfig, dict[str, Tensor]]:
-        """The stored configuration of the backbone, the same with changes, and its weights in our names.
+        """The stored configuration of the backbone, the same with changes, and its weights with our names.
 
         Args:
-            ema: take the EMA weights of a training checkpoint of the authors.
+            ema: take the EMA weights of a file of the authors; None takes them if the file has them.
             changes: fields of the configuration to change.
         """
         source, stored = str(self.path), self.backbone
-        if stored is None:
+        if self.native and not ema:
+            prefix = self.metadata.get(keys.BACKBONE_KEY, "")
+            held = self.contents.items()
+            state = {name.removeprefix(prefix): tensor for name, tensor in held if name.startswith(prefix)}
+        else:
             state = release.find_weights(self.contents, ema=ema, source=source)
-            inferred = release.infer_config(state, source=source, **changes)
-            return inferred, inferred, release.convert(state)
-        if ema:
-            raise CheckpointError(f"{source}: ema=True, but the file holds one set of weights")
-        prefix = self.metadata.get(keys.BACKBONE_KEY, "")
-        state = dict(self.contents)
-        if prefix:
-            state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        return stored, stored.replace(**changes), state
+        if stored is not None:
+            return stored, stored.replace(**changes), state
+        inferred = release.infer_config(state, source=source, **changes)
+        return inferred, inferred, release.convert(state)
 
 
 def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
-    """Open a weight file of any format; an open one is returned as it is.
+    """Open a weight file of any format, or published weights by name; nothing in a file is executed.
+
+    Args:
+        path: of the file; or a name that `ppma weights` lists, whose file is downloaded unless it is in the cache; or
+            an open checkpoint, which is returned.
 
     Raises:
-        CheckpointError: it is damaged, or holds objects that could only be loaded by running code.
+        CheckpointError: the file is damaged, or could only be loaded by executing pickled code.
+        FileNotFoundError: there is no such file or name.
+        ConnectionError: published weights cannot be downloaded.
+
+    Examples:
+        >>> import tempfile, timm, ppma
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ppma.save_checkpoint(timm.create_model("ppma_nano", num_classes=10), f"{folder}/nano.safetensors")
+        ...     checkpoint = ppma.open_checkpoint(f"{folder}/nano.safetensors")
+        ...     checkpoint.task, checkpoint.backbone.num_classes
+        ('classification', 10)
     """
     if isinstance(path, Checkpoint):
         return path
-    path = Path(path)
-    if path.is_dir():
-        raise CheckpointError(f"{path}: expected a weight file, got a folder")
-    if not path.is_file():
-        raise FileNotFoundError(f"path: expected a weight file, found none at {path}")
+    path = _find(path)
     if path.suffix == ".safetensors":
         return _open_safetensors(path)
     try:
@@ -149,19 +173,22 @@ def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     return _open_safetensors(path)
 
 
+def _find(path: str | Path) -> Path:
+    """The file of a path or of a published name; a file takes precedence."""
+    name, path = str(path), Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path}: expected a weight file, got a folder")
+    if path.is_file():
+        return path
+    if name in published.PUBLISHED:
+        return published.local_file(name)
+    near = difflib.get_close_matches(name, published.PUBLISHED, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else " (`ppma weights` lists published ones)"
+    raise FileNotFoundError(f"path: expected a weight file, found none at {path}{hint}")
+
+
 def _starts_as_safetensors(start: bytes, path: Path) -> bool:
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
-
-
-def is_safetensors(path: Path) -> bool:
-    """Whether a file is in the format of safetensors, by its name or else by how it begins."""
-    if path.suffix == ".safetensors":
-        return True
-    try:
-        with open(path, "rb") as file:
-            return _starts_as_safetensors(file.read(9), path)
-    except OSError:
-        return False
 
 
 def _open_safetensors(path: Path) -> Checkpoint:
@@ -174,7 +201,7 @@ def _open_safetensors(path: Path) -> Checkpoint:
     def read() -> dict[str, Tensor]:
         try:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:  # SafetensorError, and what PyTorch raises for a type it does not have
+        except Exception as error:  # SafetensorError, and whatever PyTorch raises for an unknown dtype
             raise unreadable(path, error) from None
 
     return Checkpoint(path, metadata, keys.task_in(metadata), read)

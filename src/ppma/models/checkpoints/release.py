@@ -1,4 +1,4 @@
-"""The release's checkpoints: the authors' names for our parameters, and the architecture behind the shapes."""
+"""The authors' checkpoints: their parameter names in ours, and the configuration inferred from shapes."""
 
 import re
 from collections import Counter
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from ppma import masks
 from ppma.layers.rope import rotary_frequencies
-from ppma.models.checkpoints.weights import CheckpointError, check_tensors
-from ppma.models.config import CONFIGS, BackboneConfig, published_variant
+from ppma.models.checkpoints.weights import CheckpointError, check_tensors, listed
+from ppma.models.config import CONFIGS, BackboneConfig, find_variant
 
 _SIGNATURE = "patch_embed.proj.0.weight"
 _BLOCK = r"layers\.(\d{1,4})\.blocks\.(\d{1,4})\."
 _OUR_BLOCK = r"stages.\1.blocks.\2."
 
-# Their names as patterns, ours as replacements. Below, q, k and v are merged and a downsample moves one stage on.
-_RENAMED = [
+# Patterns of their names, with our names. `convert` also merges q, k and v and moves a downsample to the next stage.
+RENAMED = [
     (r"patch_embed\.proj\.", "stem.layers."),
     (_BLOCK + r"pos\.conv\.", _OUR_BLOCK + "position."),
     (_BLOCK + r"retention_layer_norm\.", _OUR_BLOCK + "attn_norm."),
@@ -39,27 +39,29 @@ _RENAMED = [
 ]
 _DOWNSAMPLE = re.compile(r"layers\.(\d{1,4})\.downsample\.(reduction|norm)\.(.+)")
 _QKV = re.compile(_BLOCK + r"retention\.([qkv])_proj\.(weight|bias)")
+_EMA_KEYS, _RAW_KEYS = ("model_ema", "state_dict_ema"), ("model", "models", "state_dict")
 _CONSTANT = re.compile(r"layers\.(\d{1,4})\.Relpos\.(angle|decay)")
 
 
-def find_weights(checkpoint: Any, *, ema: bool, source: str) -> dict[str, Tensor]:
-    """The backbone's weights in a file of the authors, in their names.
+def find_weights(checkpoint: Any, *, ema: bool | None, source: str) -> dict[str, Tensor]:
+    """The backbone's weights in a file of the authors, with their names.
 
     Args:
-        checkpoint: what the file holds: a dictionary with the weights under "model" or "models", EMA weights under
-            "model_ema", those of detection and segmentation under "state_dict", or the weights themselves.
-        ema: take the EMA weights.
-        source: named in messages.
+        checkpoint: contents of the file: a dictionary with weights under "model" or "models" and EMA weights under
+            "model_ema" (classification), or under "state_dict" (detection, segmentation, timm); or the weights
+            themselves.
+        ema: take the EMA weights or not; None takes them if the file has them, as the published figures do.
+        source: of the weights, for messages.
     """
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"{source}: expected a dictionary, got {type(checkpoint).__name__}")
-    names = ("model_ema",) if ema else ("model", "models", "state_dict")
+    names = _EMA_KEYS * (ema is not False) + _RAW_KEYS * (not ema)
     found = next((checkpoint[name] for name in names if isinstance(checkpoint.get(name), Mapping)), None)
     if found is None and not ema and all(isinstance(value, Tensor) for value in checkpoint.values()):
         found = checkpoint
     if found is None:
         raise CheckpointError(
-            f"{source}: expected weights under {' or '.join(map(repr, names))}, found {', '.join(map(str, checkpoint))}"
+            f"{source}: expected weights under {' or '.join(map(repr, names))}, found {listed([*map(str, checkpoint)])}"
         )
     state = {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
     if f"backbone.{_SIGNATURE}" in state:
@@ -69,12 +71,12 @@ def find_weights(checkpoint: Any, *, ema: bool, source: str) -> dict[str, Tensor
 
 
 def is_release_layout(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the names of the authors' files."""
+    """Whether weights have the authors' names."""
     return _SIGNATURE in state
 
 
 def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in our names; what has no counterpart keeps its name, so that loading can tell of it."""
+    """Weights with our names; names without a counterpart are kept, so that loading reports them."""
     converted: dict[str, Tensor] = {}
     merged: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
@@ -95,7 +97,7 @@ def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rename(name: str) -> str:
-    for pattern, ours in _RENAMED:
+    for pattern, ours in RENAMED:
         renamed, count = re.subn("^" + pattern, ours, name)
         if count:
             return renamed
@@ -103,15 +105,15 @@ def _rename(name: str) -> str:
 
 
 def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) -> BackboneConfig:
-    """The architecture behind weights in the authors' names, in the release's formulation.
+    """Infer the configuration from weights with the authors' names, in the release formulation.
 
-    Shapes tell everything but which stages have full attention, drop path and the order of paths: those are taken from
-    the published variant of these shapes. For other shapes, `kinds=` must say it.
+    Shapes determine everything but drop path and which stages have full attention: those are taken from the registered
+    variant with these shapes. For other shapes, `kinds` must be given.
 
     Args:
-        state: weights in the authors' names.
-        source: named in messages.
-        overrides: fields of `BackboneConfig` that replace what was inferred.
+        state: weights with the authors' names.
+        source: of the weights, for messages.
+        overrides: fields of `BackboneConfig` that replace the inferred ones.
     """
     if not is_release_layout(state):
         raise CheckpointError(f"{source}: expected the weights of a PPMA or RMT backbone, found no {_SIGNATURE!r}")
@@ -144,11 +146,11 @@ def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) 
         "head_width": _extent(state, "proj.weight", source) if "proj.weight" in state else None,
         "feature_norms": tuple(stage for stage in range(stages) if f"outnorm{stage}.weight" in state),
     }
-    known = published_variant(mask=mask, depths=depths, dims=dims, heads=heads, ffn_ratios=ratios)
+    known = find_variant(mask=mask, depths=depths, dims=dims, heads=heads, ffn_ratios=ratios)
     if known is None and "kinds" not in overrides:
         raise CheckpointError(
-            f"{source}: blocks {depths}, channels {dims}, heads {heads}, feed-forward ratios {ratios} are of no "
-            f'published variant; say with kinds=("criss_cross", ..., "full") which attention each stage has'
+            f"{source}: blocks {depths}, channels {dims}, heads {heads}, feed-forward ratios {ratios} fit no "
+            f'registered variant; give the attention of each stage with kinds=("criss_cross", ..., "full")'
         )
     base = CONFIGS[known].to_dict() if known is not None else {}
     try:
@@ -160,7 +162,7 @@ def infer_config(state: Mapping[str, Tensor], *, source: str, **overrides: Any) 
 
 
 def _extent(state: Mapping[str, Tensor], name: str, source: str, axis: int = 0) -> int:
-    """How long a tensor is along an axis, at least 1."""
+    """Size of a tensor along an axis, at least 1."""
     if name not in state:
         raise CheckpointError(f"{source}: missing: {name}")
     shape = tuple(state[name].shape)
@@ -176,8 +178,8 @@ def _mask(state: Mapping[str, Tensor], source: str) -> str:
     return "rmt" if "layers.0.Relpos.decay" in state else "none"
 
 
-def told_mask(state: Mapping[str, Tensor]) -> str | None:
-    """The mask of weights in the authors' names, None where several masks have weights like these."""
+def implied_mask(state: Mapping[str, Tensor]) -> str | None:
+    """The mask that weights with the authors' names imply, None if several masks have such weights."""
     mask = _mask(state, "weights")
     return mask if mask in ("rmt", "none") else None
 
@@ -188,12 +190,12 @@ def _heads(state: Mapping[str, Tensor], stage: int, dim: int, source: str) -> in
             return state[name].numel()
     angle = state.get(f"layers.{stage}.Relpos.angle")
     if angle is None or angle.numel() == 0:
-        raise CheckpointError(f"{source}: missing: layers.{stage}.Relpos.angle, without which heads cannot be counted")
+        raise CheckpointError(f"{source}: missing: layers.{stage}.Relpos.angle, which gives the number of heads")
     return dim // angle.numel()
 
 
 def _check_constants(state: Mapping[str, Tensor], config: BackboneConfig, source: str) -> None:
-    """Their files hold the rotary frequencies and the fixed decays, which we compute; both must be the same."""
+    """Compare the rotary frequencies and fixed decays stored in their files with ours, which are computed."""
     for stage, (dim, heads) in enumerate(zip(config.dims, config.heads, strict=True)):
         expected = {"angle": rotary_frequencies(dim // heads).repeat_interleave(2)}
         if config.mask == "rmt":

@@ -1,4 +1,4 @@
-"""Our format: a safetensors file whose metadata hold the configuration, so that one file makes a model."""
+"""Our file format: safetensors with the configuration in the metadata, so that one file rebuilds a model."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ppma.atomic import write_atomically
 from ppma.models.checkpoints.metadata import BACKBONE_KEY, CONFIG_KEY, task_key
 from ppma.models.config import BackboneConfig
 
-_LENGTH = 8  # bytes of the header's length, little-endian; the header itself is padded to a multiple of as many
+_LENGTH = 8  # bytes of the header's length, little-endian; the header is padded to a multiple of it
 
 
 def write_checkpoint(
@@ -24,15 +24,15 @@ def write_checkpoint(
     facts: Mapping[str, Any] | None = None,
     prefix: str = "",
 ) -> None:
-    """Write a file; one of that name is replaced only when the new one is complete.
+    """Write a file atomically.
 
     Args:
         path: of the file.
         state: weights by name.
         config: of the backbone.
-        task: what the model was trained for, None for a bare backbone.
-        facts: what belongs to the task: `classes`, and either the run's `config` or the fields of `Preprocessing`.
-        prefix: how the names of the backbone's weights begin in a larger model.
+        task: that the model was trained for, None for a bare backbone.
+        facts: entries of the task: `classes`, and either the run's `config` or the fields of `Preprocessing`.
+        prefix: of the backbone's weights in a larger model.
     """
     metadata = {"format": "pt", CONFIG_KEY: json.dumps(config.to_dict())}
     if task is not None:
@@ -44,7 +44,7 @@ def write_checkpoint(
 
 
 def _sorted(content: bytes) -> bytes:
-    """The same file with its metadata sorted: safetensors writes them in an order that differs between processes."""
+    """Sort a file's metadata, whose order in safetensors differs between processes."""
     end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
     header = json.loads(content[_LENGTH:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

@@ -7,6 +7,7 @@ never import one another.
 import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -74,7 +75,9 @@ def _load(name: str) -> Backend | str:
         return f"it cannot be imported ({type(error).__name__}: {error})"
 
 
-def _unsupported_reason(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def _unsupported_reason(
+    name: str, operator: str, device: torch.device, dtype: torch.dtype, padded: bool = False
+) -> str | None:
     if name in _excluded.get():
         return _EXCLUDED
     backend = _load(name)
@@ -82,24 +85,26 @@ def _unsupported_reason(name: str, operator: str, device: torch.device, dtype: t
         return backend
     if not hasattr(backend, operator):
         return f"it has no {operator}"
+    if padded and "valid" not in inspect.signature(getattr(backend, operator)).parameters:
+        return "it takes no key-padding mask (valid)"
     return backend.unsupported_reason(device, dtype)
 
 
-def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """The backend that runs `operator` on tensors of this device and dtype.
+def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, padded: bool = False) -> Backend:
+    """The backend that runs `operator` on tensors of this device and dtype, with a key-padding mask if `padded`.
 
     Raises:
         BackendUnavailableError: `name` is not "auto" and that backend cannot serve such tensors.
     """
     if name != "auto":
-        reason = _unsupported_reason(name, operator, device, dtype)
+        reason = _unsupported_reason(name, operator, device, dtype, padded)
         if reason is not None:
             raise BackendUnavailableError(
                 f"backend={name!r} cannot run {operator} for {dtype} tensors on {device}: {reason}"
             )
         return cast(Backend, _load(name))
     for candidate in _PREFERENCE.get(device.type, ("torch",)):
-        reason = _unsupported_reason(candidate, operator, device, dtype)
+        reason = _unsupported_reason(candidate, operator, device, dtype, padded)
         if reason is None:
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
             return cast(Backend, _load(candidate))
@@ -108,20 +113,21 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype) 
     raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")
 
 
-def call(name: str, operator: str, *arguments: Any) -> Any:
-    """Run an operator of `torch.ops.ppma`; the first argument is the tensor that decides on the backend.
+def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None) -> Any:
+    """Run an operator of `torch.ops.ppma`; device and dtype of the first argument select the backend.
 
     A backend may find out only now that it cannot (a kernel that does not compile on an unknown device, a head too
     wide); then "auto" warns once and takes PyTorch instead.
     """
-    backend = resolve(name, operator, arguments[0].device, arguments[0].dtype)
+    padding = {} if valid is None else {"valid": valid}
+    backend = resolve(name, operator, arguments[0].device, arguments[0].dtype, bool(padding))
     try:
-        return getattr(backend, operator)(*arguments)
+        return getattr(backend, operator)(*arguments, **padding)
     except BackendUnavailableError as error:
         if name != "auto":
             raise
         _warn_once(f"{operator} runs in plain PyTorch: {error}")
-    return getattr(pytorch, operator)(*arguments)
+    return getattr(pytorch, operator)(*arguments, **padding)
 
 
 def compose(name: str, operator: str, *arguments: Any) -> Any:

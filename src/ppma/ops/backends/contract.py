@@ -20,6 +20,9 @@ class Backend(Protocol):
 
     q and k are (B, heads, H, W, d), v (B, heads, H, W, dv), x (B, heads, *grid, C), log-decays (B, heads, *grid). A
     backward function takes the gradient of the output first and returns the gradients of the tensors in their order.
+
+    `valid` is a boolean (B, H, W), False at keys that take no part (`ppma.ops.padding`), passed only if there is one: a
+    backend without that parameter is not asked.
     """
 
     @staticmethod
@@ -36,7 +39,13 @@ class Backend(Protocol):
 
     @staticmethod
     def polyline_attention(
-        q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        options: AttentionOptions,
+        valid: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The output, and what the backward pass needs beside it.
 
@@ -58,18 +67,32 @@ class Backend(Protocol):
         stats: Tensor,
         first: Tensor,
         options: AttentionOptions,
+        valid: Tensor | None = None,
     ) -> Five:
         """Gradients of q, k, v, log_alpha, log_beta."""
 
     @staticmethod
     def criss_cross_attention(
-        q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        options: AttentionOptions,
+        valid: Tensor | None = None,
     ) -> Tensor:
         """(B, heads, H, W, dv)."""
 
     @staticmethod
     def criss_cross_attention_backward(
-        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        options: AttentionOptions,
+        valid: Tensor | None = None,
     ) -> Five:
         """Gradients of q, k, v, log_alpha, log_beta."""
 

@@ -1,4 +1,4 @@
-"""The demonstration: train a small model on handwritten digits, measure it on digits it never saw, look inside."""
+"""The demo: train a small model on handwritten digits, evaluate it on the test split, plot what it learned."""
 
 import json
 from collections.abc import Iterable
@@ -22,23 +22,23 @@ RECIPE = "digits_nano"
 
 
 def run(out: Path, assignments: Iterable[str] = ()) -> str:
-    """Train, measure, draw, report.
+    """Train, evaluate, plot and report.
 
     Args:
-        out: folder of the run; an earlier run in it is deleted.
+        out: the run's folder; an earlier run in it is deleted.
         assignments: `key=value` changes of the recipe.
 
     Returns:
-        What to tell the user at the end.
+        The report, in Markdown.
     """
-    config = load_config(RECIPE, assignments)
+    config = load_config(RECIPE, ["log=[csv]", *assignments])
     if not isinstance(config, ClassificationConfig):
         raise ConfigError(f"task: expected a classification, got {config.task}")
     _check_folder(out)
     tell = ProgressLine("demo", 0).say
     tell(worked_example())
     tell(f"\nTraining {config.model} on the embedded handwritten digits.")
-    summary = train(config, out, overwrite=True, tensorboard=False)
+    summary = train(config, out, overwrite=True)
 
     model, preprocessing, classes = load_classifier(out / "best.safetensors")
     test = TransformedImages(open_images(config.data, config.data.test_split or "test"), preprocessing.transform())
@@ -58,7 +58,7 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
 
 
 def _check_folder(out: Path) -> None:
-    """Refuse a folder that is neither new nor of an earlier run."""
+    """Raise unless the folder is new, empty or holds an earlier run."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: expected a folder, got the file {out}")
     if out.exists() and not (out / CONFIG).is_file() and {path.name for path in out.iterdir()} - {LOCK}:
@@ -72,16 +72,16 @@ def _report(config: ClassificationConfig, summary: dict, *, wrong: int, out: Pat
 {config.model} ({summary["parameters"]:,} parameters) learned the handwritten digits in {summary["seconds"]:.0f} s:
 {summary["steps"]} steps of {config.batch_size} images, {summary["samples_per_second"]:.0f} images/s in training.
 
-**{summary["test_top1"]:.2f} %** of {summary["test_count"]} test images right ({wrong} wrong). They took no part in
-training, nor in choosing the weights: that was done on {summary["val_count"]} other images
-({summary["val_top1"]:.2f} % right, step {summary["best_step"]}).
+**{summary["test_top1"]:.2f} %** accuracy on {summary["test_count"]} test images ({wrong} wrong), which were not used
+to train or to select the weights. Those of step {summary["best_step"]} were best on {summary["val_count"]} validation
+images ({summary["val_top1"]:.2f} %).
 
 In {out}:
 
-- curves.png: loss and accuracy over the run (the numbers: metrics.csv)
-- confusion.png: which digits were taken for which
-- inside.png: for four test digits, the decays that the first block learned, and the mask and attention of one token
-- best.safetensors: the weights; config.yaml: everything that was set; summary.json: {kept}
+- curves.png: loss and accuracy over the run (numbers in metrics.csv)
+- confusion.png: confusion matrix of the test images
+- inside.png: for four test digits, the decays of the first block, and the mask and attention of one token
+- best.safetensors: the weights; config.yaml: the resolved configuration; summary.json: {kept}
 
 Try next:
 

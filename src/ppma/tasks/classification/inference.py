@@ -1,4 +1,4 @@
-"""What a trained classifier is used for: accuracy on a data set, classes of single images."""
+"""Evaluation, prediction and export of trained classifiers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch import nn
 from ppma.config import ConfigError, require
 from ppma.data.arrays import digits
 from ppma.data.decoding import Report, image_files, read_images
+from ppma.data.imagenet import readable
 from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource, check_classes
@@ -24,11 +25,11 @@ from ppma.tasks.registry import load_config
 
 
 def find_images(data: str, *, split: str | None = None, assignments: Iterable[str] = ()) -> ImageSource:
-    """Held-out images from what a user calls them.
+    """Open held-out images.
 
     Args:
-        data: a recipe, a folder (with the split in it, or one folder for each class), or "digits".
-        split: which part; the configuration's `val_split` if None, the test part of the digits.
+        data: a recipe, a folder (with the split in it, or with one folder for each class), or "digits".
+        split: name of the split; None for the recipe's test or validation split, or the digits' test split.
         assignments: `key=value` changes of a recipe.
     """
     path = Path(data)
@@ -53,7 +54,7 @@ def find_images(data: str, *, split: str | None = None, assignments: Iterable[st
 def evaluation(
     checkpoint: Checkpoint, data: str, split: str | None = None, assignments: Iterable[str] = ()
 ) -> Evaluation:
-    """Top-1, top-5 and cross-entropy on the images of `find_images`."""
+    """Evaluate top-1, top-5 and cross-entropy on the images of `find_images`."""
     model, preprocessing, classes = load_classifier(checkpoint)
     source = find_images(data, split=split, assignments=assignments)
     check_classes(source.classes, classes, found="the data", expected="the checkpoint")
@@ -62,10 +63,10 @@ def evaluation(
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How images are classified.
+    """Options of classification's `predict`.
 
     Attributes:
-        top: how many classes are shown.
+        top: number of classes to show.
     """
 
     top: int = 5
@@ -78,9 +79,9 @@ class PredictOptions:
 def predict(
     checkpoint: Checkpoint, images: Sequence[str | Path], options: PredictOptions, report: Report | None = None
 ) -> Iterator[Prediction]:
-    """The likeliest classes with their probabilities, likeliest first."""
+    """Predict the `top` most probable classes and their probabilities, most probable first."""
     model, preprocessing, classes = load_classifier(checkpoint)
-    transform = preprocessing.transform()
+    classes, transform = readable(classes), preprocessing.transform()
     for path, image in read_images(*image_files(images), report):
         probabilities = model(transform(image)[None]).float().softmax(-1)[0]
         best = probabilities.topk(min(options.top, len(probabilities)))
@@ -90,6 +91,6 @@ def predict(
 
 
 def exportable(checkpoint: Checkpoint, **changes: Any) -> tuple[nn.Module, dict[str, str]]:
-    """The backbone with its classifier."""
+    """Load the whole classifier."""
     model = load_checkpoint(checkpoint, **changes)
     return model, {"logits": "class scores" if model.num_classes else "features"}

@@ -1,4 +1,4 @@
-"""A look inside a trained classifier: its decays, masks and attention for single images, and its mistakes."""
+"""Figures of a trained classifier: decays, masks and attention of single images, and its confusion matrix."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def look_figure(model: nn.Module, images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
-    """Decays, mask and attention of the first and the last grid, one image (3, height, width) a row."""
+    """Plot decays, mask and attention of the first and the last grid, with a row for each image (3, height, width)."""
     names = ("decay α", "decay β", "mask of the query", "attention of the query", "last full attention")
     figure = style.new_figure(12, 2.1 * len(images))
     axes = figure.subplots(len(images), 1 + len(names), squeeze=False)
@@ -30,23 +30,23 @@ def look_figure(model: nn.Module, images: Sequence[Tensor], titles: Sequence[str
             (query_panels(last, last_query).masked_attention, last_query),
         ]
         row[0].imshow(image.mean(0).numpy(), cmap="gray")
-        style.bare(row[0], title, size=8)
+        style.hide_ticks(row[0], title, size=8)
         for axis, (panel, marked), name in zip(row[1:], values, names, strict=True):
             inside = panel[~panel.isnan()]
             limits = (inside.min().item(), inside.max().item())
-            style.heat(axis, panel, "", limits=limits, query=marked)
+            style.heatmap(axis, panel, "", limits=limits, query=marked)
             axis.set_title(name, fontsize=8)
     return figure
 
 
 def _brightest(image: Tensor, grid: tuple[int, int]) -> tuple[int, int]:
-    """The token with the brightest pixels."""
+    """The (row, column) of the token with the brightest pixels."""
     token = int(nn.functional.adaptive_avg_pool2d(image.mean(0)[None], grid).argmax())
     return token // grid[1], token % grid[1]
 
 
 def confusion_figure(labels: Tensor, predicted: Tensor, classes: Sequence[str]) -> "Figure":
-    """How often each class was taken for each; labels and predictions (N,)."""
+    """Plot the confusion matrix of labels and predictions, each (N,)."""
     counts = torch.bincount(labels * len(classes) + predicted, minlength=len(classes) ** 2).view(len(classes), -1)
     figure = style.new_figure(5, 4.6)
     axis = figure.subplots()

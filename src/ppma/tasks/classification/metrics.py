@@ -10,13 +10,13 @@ from ppma.engine.task import Metrics
 
 
 def collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) and labels (B,)."""
+    """Stack samples to images (B, 3, H, W) and labels (B,)."""
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels)
 
 
 class ClassificationMetrics(Metrics):
-    """Top-1 and top-5 accuracy in percent, cross-entropy; keeps every prediction in order of evaluation."""
+    """Top-1 and top-5 accuracy in percent, and cross-entropy."""
 
     def __init__(self) -> None:
         self.ranked: list[Tensor] = []

@@ -1,16 +1,18 @@
-"""Classification for the engine: model, data, loss, metrics."""
+"""The classification task: model, data, loss and metrics."""
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import timm
+import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ppma.config import require
 from ppma.data.images import (
     TransformedImages,
     open_images,
@@ -20,6 +22,8 @@ from ppma.data.images import (
 from ppma.data.preprocessing import Preprocessing
 from ppma.data.source import ImageSource, check_classes
 from ppma.models import PolylineBackbone, load_checkpoint, open_checkpoint, save_checkpoint
+from ppma.models.profile import profile
+from ppma.ops import checks
 from ppma.tasks.base import Task
 from ppma.tasks.classification import inference
 from ppma.tasks.classification.config import ClassificationConfig
@@ -27,7 +31,7 @@ from ppma.tasks.classification.metrics import ClassificationMetrics, collate
 
 
 class Classification(Task[ClassificationConfig]):
-    """Training of a registered model on labelled images."""
+    """Training of a classifier on labelled images."""
 
     schema = ClassificationConfig
     predict_options = inference.PredictOptions
@@ -41,12 +45,15 @@ class Classification(Task[ClassificationConfig]):
 
     @functools.cached_property
     def source(self) -> ImageSource:
-        """The training images."""
-        return open_training_images(self.config.data)
+        """The training images, before any transform."""
+        source = open_training_images(self.config.data)
+        for name in self.config.class_weights:
+            checks.one_of("class_weights", name, source.classes)
+        return source
 
     @functools.cached_property
     def mixing(self) -> Mixup | None:
-        """Mixup and CutMix of whole batches, which also smooths the labels."""
+        """Mixup and CutMix of a batch, including label smoothing; None if both are off."""
         augment = self.config.augment
         if augment.mixup == 0 and augment.cutmix == 0:
             return None
@@ -66,7 +73,9 @@ class Classification(Task[ClassificationConfig]):
         start = open_checkpoint(self.config.init)
         model = load_checkpoint(start, **self.config.model_args)
         if start.larger or start.classes != classes:
-            warnings.warn(f"{self.config.init}: other classes than the data's, so the last layer is new", stacklevel=2)
+            warnings.warn(
+                f"{self.config.init}: its classes differ from the data's, so the last layer is new", stacklevel=2
+            )
             model.reset_classifier(len(classes))
         return model.train()
 
@@ -83,15 +92,48 @@ class Classification(Task[ClassificationConfig]):
             opened[name] = TransformedImages(source, transform)
         return opened
 
+    def sample_weights(self) -> Sequence[float] | None:
+        if not self.config.balanced_sampling:
+            return None
+        return (1 / self._counts())[self.source.labels()].tolist()
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         images, labels = batch
         if self.mixing is None:
-            scores = model(images)
-            return {
-                "cross_entropy": F.cross_entropy(scores.float(), labels, label_smoothing=self.config.label_smoothing)
-            }
-        images, soft = self.mixing(images, labels)
-        return {"cross_entropy": F.cross_entropy(model(images).float(), soft)}
+            targets, smoothing = labels, self.config.label_smoothing
+        else:
+            (images, targets), smoothing = self.mixing(images, labels), 0.0  # already in the targets
+        scores = model(images).float()
+        if self.class_weights is None:
+            return {"cross_entropy": F.cross_entropy(scores, targets, label_smoothing=smoothing)}
+        weights = self.class_weights = self.class_weights.to(scores.device)
+        losses = F.cross_entropy(scores, targets, label_smoothing=smoothing, reduction="none")
+        return {"cross_entropy": (losses * (weights[targets] if self.mixing is None else targets @ weights)).mean()}
+
+    @functools.cached_property
+    def class_weights(self) -> Tensor | None:
+        """The weight of each class in the loss, (classes,), 1 on average over the images; None without weights."""
+        config, classes = self.config, self.source.classes
+        if not config.class_weights and config.class_balance == 0:
+            return None
+        counts = self._counts()
+        factors = torch.tensor([float(config.class_weights.get(name, 1)) for name in classes], dtype=torch.float64)
+        weights = factors * counts**-config.class_balance
+        mean = (weights * counts).sum() / len(self.source)
+        require(mean.item() > 0, "class_weights", "a class with images and a weight > 0", config.class_weights)
+        return (weights / mean).float()
+
+    def _counts(self) -> Tensor:
+        """Training images of each class, (classes,), float64; at least 1, for classes without images."""
+        labels = torch.as_tensor(self.source.labels())
+        return torch.bincount(labels, minlength=len(self.source.classes)).clamp(min=1).double()
+
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, PolylineBackbone)
+        return profile(model, (self.config.data.image_size,) * 2).total.macs
+
+    def example(self, batch: int) -> Tensor:
+        return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
         return ClassificationMetrics()

@@ -1,1 +1,1 @@
-"""What detection and segmentation share: a backbone that gives the features of four stages, files, cost, drawing."""
+"""Shared by detection and segmentation: backbones with four feature maps, weight files, cost, drawings."""

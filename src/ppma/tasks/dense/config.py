@@ -1,4 +1,4 @@
-"""What the configuration files of detection and segmentation share."""
+"""Fields shared by the recipes of detection and segmentation."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ HEAD_FIELDS = ("num_classes", "head_width", "global_pool", "feature_norms")
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig(RunConfig):
-    """Training of a model around a backbone.
+    """A run that trains a backbone with dense heads.
 
     Attributes:
-        init: weights of the backbone to start from, any file that `ppma.load_checkpoint` reads; the architecture is
-            then the file's, and only `model_args` change it.
+        init: initial backbone weights, any file that `ppma.load_checkpoint` reads; the file then determines the
+            architecture, and `model_args` override it.
     """
 
     init: str | None = None
@@ -24,10 +24,10 @@ class DenseConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for field in HEAD_FIELDS:
-            require(field not in self.model_args, f"model_args.{field}", "nothing: the task says it", "a value")
+            given = self.model_args.get(field)
+            require(field not in self.model_args, f"model_args.{field}", "no value, the task sets it", given)
         try:
             checks.one_of("model", self.model, CONFIGS)
             CONFIGS[self.model].replace(**self.model_args)
         except (ValueError, TypeError) as error:
             raise ConfigError(str(error)) from None
-        require(self.optimizer.layer_decay is None, "optimizer.layer_decay", "null", self.optimizer.layer_decay)

@@ -1,4 +1,4 @@
-"""Multiply-adds of a dense model, with and without the products of attention."""
+"""Multiply-adds of a dense model, with and without the attention products."""
 
 import copy
 from collections.abc import Callable
@@ -8,17 +8,21 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-ATTENTION = (torch.ops.ppma.polyline_attention, torch.ops.ppma.criss_cross_attention)
+ATTENTION = (
+    torch.ops.ppma.polyline_attention,
+    torch.ops.ppma.criss_cross_attention,
+    torch.ops.ppma.linear_attention,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class Cost(NamedTuple):
-    """Multiply-adds of one image; papers call them FLOPs.
+    """Multiply-adds for one image, the "FLOPs" of most papers.
 
     Attributes:
-        macs: all of them.
-        macs_without_attention: without `q k^T` and `map v`, which some counters do not see.
+        macs: all multiply-adds.
+        macs_without_attention: without `q k^T` and `map v`, which some counters miss.
     """
 
     macs: int
@@ -26,11 +30,11 @@ class Cost(NamedTuple):
 
 
 def count(model: Model, run: Callable[[Model], Any]) -> Cost:
-    """Count what `run` computes with a copy of the model on the meta device, where nothing is computed.
+    """Count the multiply-adds of `run` on the meta device.
 
     Args:
-        model: is left as it is.
-        run: takes the copy, in evaluation mode.
+        model: not modified.
+        run: called with a copy of the model, on the meta device and in evaluation mode.
     """
     shadow = copy.deepcopy(model).to("meta").eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

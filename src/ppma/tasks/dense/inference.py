@@ -1,4 +1,4 @@
-"""What detection and segmentation share in evaluation and prediction: data, batches, drawings."""
+"""Evaluation and prediction of dense models: data, batches, drawings."""
 
 import dataclasses
 import os
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ppma import config as configs
 from ppma.data.decoding import Report, image_files, read_images
+from ppma.data.source import check_classes
 from ppma.recipes import is_recipe
 from ppma.tasks.base import Prediction
 from ppma.tasks.registry import load_config
@@ -23,15 +24,15 @@ def data_configuration(stored: Config, task: str, data: str, assignments: Iterab
     """The configuration of an evaluation.
 
     Args:
-        stored: the checkpoint's; all of its fields are fields of the task's configuration too.
-        task: the checkpoint's.
-        data: a recipe, or a folder that replaces the stored one's `data.root`.
-        assignments: `key=value` changes.
+        stored: configuration from the checkpoint; its fields are a subset of those of the task's schema.
+        task: name of the checkpoint's task.
+        data: a recipe, or a folder that replaces `data.root`.
+        assignments: `key=value` overrides.
     """
     if is_recipe(data):
         chosen = load_config(data, assignments)
         if chosen.task != task:
-            raise configs.ConfigError(f"{data}: expected a {task}, as the checkpoint is, got {chosen.task}")
+            raise configs.ConfigError(f"{data}: expected a {task} recipe for this checkpoint, got {chosen.task}")
         return type(stored)(**{field.name: getattr(chosen, field.name) for field in dataclasses.fields(stored)})  # type: ignore[arg-type]
     if not Path(data).is_dir():
         raise ValueError(f"data: expected a recipe or a folder, got {data!r}")
@@ -39,15 +40,24 @@ def data_configuration(stored: Config, task: str, data: str, assignments: Iterab
     return configs.build(type(stored), values)
 
 
+def check_data_classes(found: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Compare the classes of the data with the checkpoint's; numbers, of a file without names, fit any names."""
+    if len(found) != len(classes) or classes != tuple(map(str, range(len(classes)))):
+        check_classes(found, classes, found="the data", expected="the checkpoint")
+
+
 def open_pictures(
     images: Sequence[str | Path], out: str | Path | None, report: Report | None = None
 ) -> Iterator[tuple[str, Image.Image, Path]]:
-    """Each image with its path and the path its drawing is written to.
+    """Read images one by one.
 
     Args:
-        images: paths; a folder stands for the images in it.
+        images: paths of images, or of folders of images.
         out: see `DrawingOptions`.
         report: see `read_images`.
+
+    Yields:
+        The path of the image, the image, and the path to write its drawing to.
     """
     paths, problems = image_files(images)
     targets = _targets(paths, None if out is None else Path(out))
@@ -56,7 +66,7 @@ def open_pictures(
 
 
 def _targets(paths: Sequence[Path], out: Path | None) -> dict[Path, Path]:
-    """Where each drawing goes; no two to the same place, none over its own image."""
+    """The output path of each image, all different, none of them the image itself."""
     folder = Path() if out is None else out
     alone = out is not None and len(paths) == 1 and not out.is_dir()
     targets: dict[Path, Path] = {}
@@ -83,29 +93,29 @@ def _targets(paths: Sequence[Path], out: Path | None) -> dict[Path, Path]:
 
 @dataclass(frozen=True)
 class DrawingOptions:
-    """Where drawings go.
+    """Options of drawings.
 
     Attributes:
-        out: a file for one image, a folder for several; None for NAME_overlay.png where the command runs.
+        out: a file for one image, a folder for several; None for NAME_overlay.png in the working directory.
     """
 
     out: str | None = None
 
 
 def drawn(path: str, target: Path, values: dict[str, Any], rows: list[str]) -> Prediction:
-    """What was found in an image, and where its drawing lies."""
+    """The prediction for an image whose drawing was written to `target`."""
     found = {"image": path, "overlay": str(target), **values}
     return Prediction(found, [f"{path}, drawn in {target}", *(f"  {row}" for row in rows)])
 
 
 def collate(samples: list[tuple[Tensor, Any]]) -> tuple[list[Tensor], list[Any]]:
-    """Images of their own sizes, and what belongs to each."""
+    """Batch samples as lists, because image sizes differ."""
     images, targets = zip(*samples, strict=True)
     return list(images), list(targets)
 
 
 def save_drawing(picture: Image.Image, target: Path) -> None:
-    """Write what was drawn; a disk that refuses is a ValueError."""
+    """Write a drawing; raises ValueError if that fails."""
     try:
         picture.save(target)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Drawing what a model found on the image."""
+"""Drawing predictions on images."""
 
 import colorsys
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-_GOLDEN = 0.618034  # successive hues lie far apart
-_LEAST_SIDE = 256  # smaller images are enlarged, so that text can be read
+_GOLDEN = 0.618034  # golden ratio: successive hues are far apart
+_LEAST_SIDE = 256  # smaller images are enlarged to make labels readable
 _ROW = 16
 
 
 def colour_of(label: int) -> tuple[int, int, int]:
-    """Colours of neighbouring labels differ."""
+    """The RGB colour of a label; colours of consecutive labels are easy to tell apart."""
     red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (label // 8 % 2))
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def enlargement(image: Image.Image) -> int:
-    """By which whole number a small image is enlarged before it is drawn on."""
+    """The integer factor by which a small image is enlarged before drawing."""
     return max(1, -(-_LEAST_SIDE // max(image.size)))
 
 
@@ -34,14 +34,14 @@ def _enlarged(image: Image.Image) -> Tensor:
 def draw_instances(
     image: Image.Image, boxes: Tensor, masks: Tensor, labels: Sequence[int], texts: Sequence[str]
 ) -> Image.Image:
-    """Boxes, masks and a text for each instance.
+    """Draw boxes, masks and captions.
 
     Args:
         image: RGB.
         boxes: (n, 4), left, top, right, bottom in pixels.
         masks: (n, H, W), bool.
-        labels: choose the colours.
-        texts: one for each.
+        labels: n class labels, which select the colours.
+        texts: n captions.
     """
     canvas, factor = _enlarged(image), enlargement(image)
     colours: list = [colour_of(label) for label in labels]
@@ -57,25 +57,31 @@ def draw_instances(
 
 
 def _write(draw: ImageDraw.ImageDraw, corner: tuple[float, float], text: str, colour: tuple[int, int, int]) -> None:
-    """A text on a ground of its own, above the corner of a box or, where there is no room, inside."""
+    """Draw a caption above the top left corner of a box, or inside the box at the top edge of the image."""
     left, top = corner[0], corner[1] - _ROW if corner[1] >= _ROW else corner[1]
     draw.rectangle((left, top, left + draw.textlength(text) + 6, top + _ROW - 2), fill=colour)
     dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 128
     draw.text((left + 3, top + 2), text, fill="white" if dark else "black")
 
 
-def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str]) -> Image.Image:
-    """The class of every pixel as a colour, and a legend of the classes that occur.
+def draw_classes(
+    image: Image.Image,
+    labels: Tensor,
+    classes: Sequence[str],
+    palette: Sequence[tuple[int, int, int]] | None = None,
+) -> Image.Image:
+    """Colour every pixel by its class and add a legend of the classes that occur.
 
     Args:
         image: RGB.
-        labels: (H, W), an index of `classes` for every pixel.
-        classes: names.
+        labels: (H, W), indices into `classes`.
+        classes: class names.
+        palette: RGB colours of the classes, None for generated ones.
     """
     canvas, factor = _enlarged(image), enlargement(image)
     shown, pixels = labels.unique(return_counts=True)
     larger = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    chosen: list = [colour_of(label) for label in shown.tolist()]
+    chosen: list = [palette[label] if palette else colour_of(label) for label in shown.tolist()]
     canvas = draw_segmentation_masks(canvas, larger[None] == shown[:, None, None], alpha=0.5, colors=chosen)
     picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
     order = pixels.argsort(descending=True).tolist()

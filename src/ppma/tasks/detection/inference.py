@@ -1,4 +1,4 @@
-"""What a trained detector is used for: average precision on a data set, instances in single images."""
+"""Evaluating a trained detector on a data set, and running it on single images."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,35 +6,47 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from ppma.config import require
 from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report
-from ppma.data.pixels import image_tensor
-from ppma.data.source import check_classes
+from ppma.data.preprocessing import image_tensor
 from ppma.models import Checkpoint
+from ppma.models.export import backbone_in
 from ppma.tasks.base import Evaluation, Prediction
-from ppma.tasks.dense.inference import DrawingOptions, data_configuration, drawn, open_pictures, save_drawing
+from ppma.tasks.dense.inference import (
+    DrawingOptions,
+    check_data_classes,
+    data_configuration,
+    drawn,
+    open_pictures,
+    save_drawing,
+)
 from ppma.tasks.dense.overlay import draw_instances
-from ppma.tasks.detection.metrics import SOLID, CocoMetrics
+from ppma.tasks.detection.metrics import MASK_THRESHOLD, CocoMetrics
 from ppma.tasks.detection.weights import load_detector
 
 
 def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments: Iterable[str]) -> Evaluation:
-    """Average precision of boxes and masks, on a folder in COCO's layout."""
+    """Set up the measurement of box and mask AP on a folder in COCO's layout; see `Task.evaluation`."""
+    assignments = list(assignments)
+    for assignment in assignments:
+        if assignment.startswith("detector."):  # the model has been built
+            raise ValueError(f"{assignment}: expected changes of data only, the checkpoint determines the detector")
     model, stored, classes = load_detector(checkpoint)
     config = data_configuration(stored, "detection", data, assignments)
     held_out = CocoInstances(config.data, split or config.data.val_split)
-    check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
+    check_data_classes(held_out.classes, classes)
     return Evaluation(model, CocoMetrics(), held_out)
 
 
 @dataclass(frozen=True)
 class PredictOptions(DrawingOptions):
-    """How instances are found and drawn.
+    """Options of `ppma predict`.
 
     Attributes:
-        threshold: instances with a lower score are left out.
+        threshold: minimum score of an instance.
     """
 
     threshold: float = 0.5
@@ -47,13 +59,13 @@ class PredictOptions(DrawingOptions):
 def predict(
     checkpoint: Checkpoint, images: Sequence[str | Path], options: PredictOptions, report: Report | None = None
 ) -> Iterator[Prediction]:
-    """Find instances and draw them."""
+    """Detect instances and draw them; see `Task.predict`."""
     model, _, classes = load_detector(checkpoint)
     for path, picture, target in open_pictures(images, options.out, report):
         (found,) = model([image_tensor(picture)])
         kept = found["scores"] >= options.threshold
         boxes, scores, labels = (found[key][kept] for key in ("boxes", "scores", "labels"))
-        masks = found["masks"][kept, 0] > SOLID
+        masks = found["masks"][kept, 0] >= MASK_THRESHOLD
         names = [classes[label - 1] for label in labels.tolist()]
         texts = [f"{name} {score:.2f}" for name, score in zip(names, scores.tolist(), strict=True)]
         save_drawing(draw_instances(picture, boxes, masks, labels.tolist(), texts), target)
@@ -68,9 +80,15 @@ def _rows(instances: list[dict[str, Any]]) -> list[str]:
     ] or ["nothing found"]
 
 
+def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:
+    """Return the backbone's output, see `ppma.tasks.base.Task.probe`: rounding decides which boxes survive NMS."""
+    model, *_ = load_detector(checkpoint)
+    return backbone_in(model).to(images.dtype).forward_features(images)
+
+
 def exportable(checkpoint: Checkpoint, **_: Any) -> NoReturn:
-    """PyTorch cannot export a detector."""
+    """Refuse: detectors cannot be exported."""
     raise ValueError(
-        f"{checkpoint.path}: expected a classifier or a segmentation model, got a detector; how much it finds depends "
-        "on the image, which PyTorch cannot export. --backbone-only exports its backbone"
+        f"{checkpoint.path}: expected a classifier or a segmentation model, got a detector; the number of detections "
+        "depends on the image, which PyTorch cannot export. --backbone-only exports its backbone"
     )

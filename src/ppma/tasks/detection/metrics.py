@@ -1,4 +1,4 @@
-"""Average precision of boxes and masks, by pycocotools."""
+"""Average precision of boxes and masks, computed by pycocotools."""
 
 import contextlib
 import io
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from ppma.engine.task import Metrics
 
-SOLID = 0.5  # probability from which a pixel belongs to a mask
+MASK_THRESHOLD = 0.5  # pixels with at least this probability belong to the mask
 _KINDS = {"box": "bbox", "mask": "segm"}
 _STATISTICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # the first six that pycocotools computes
 
 Truth = dict[str, Any]
 
 
-class _Noted(NamedTuple):
+class _Records(NamedTuple):
     images: list[dict[str, int]]
     category_ids: tuple[int, ...]
     annotations: list[dict[str, Any]]
@@ -30,30 +30,30 @@ class _Noted(NamedTuple):
 class CocoMetrics(Metrics):
     """AP, AP50, AP75 and AP of small, medium and large objects in percent, for boxes and for masks.
 
-    The truth comes with the batches, so what is measured are the images that were seen. A size of which there is no
-    object has no entry.
+    The ground truth comes with the batches, so only the images that were evaluated count. Sizes without any object
+    have no entry.
     """
 
     def __init__(self) -> None:
-        self.noted = _Noted([], (), [], [])
+        self.records = _Records([], (), [], [])
 
     def update(self, model: nn.Module, batch: tuple[list[Tensor], list[Truth]]) -> None:
         images, truths = batch
         for image, found, truth in zip(images, model(images), truths, strict=True):
-            self.noted = self.noted._replace(category_ids=truth["category_ids"])
-            self.noted.images.append({"id": truth["image_id"], "height": image.shape[1], "width": image.shape[2]})
-            self.noted.annotations.extend(truth["annotations"])
-            self.noted.detections.extend(_described(found, truth["image_id"], truth["category_ids"]))
+            self.records = self.records._replace(category_ids=truth["category_ids"])
+            self.records.images.append({"id": truth["image_id"], "height": image.shape[1], "width": image.shape[2]})
+            self.records.annotations.extend(truth["annotations"])
+            self.records.detections.extend(_coco_results(found, truth["image_id"], truth["category_ids"]))
 
-    def state(self) -> _Noted:
-        return self.noted
+    def state(self) -> _Records:
+        return self.records
 
-    def compute(self, states: Sequence[_Noted]) -> dict[str, float]:
+    def compute(self, states: Sequence[_Records]) -> dict[str, float]:
         annotations = [one for state in states for one in state.annotations]
         truth = COCO()
         truth.dataset = {
             "images": [image for state in states for image in state.images],
-            # Numbered anew: pycocotools takes an instance whose id is 0 for one that was not found.
+            # Renumbered from 1: pycocotools takes id 0 to mean "not matched".
             "annotations": [one | {"id": number} for number, one in enumerate(annotations, start=1)],
             "categories": [{"id": category} for category in sorted({c for s in states for c in s.category_ids})],
         }
@@ -67,8 +67,8 @@ class CocoMetrics(Metrics):
 
 
 def _precisions(truth: COCO, detections: list[dict[str, Any]], kind: str) -> dict[str, float]:
-    """The six statistics for "bbox" or "segm"."""
-    other = {"bbox": "segmentation", "segm": "bbox"}[kind]  # the area of a detection is that of what is left
+    """The statistics of one kind, "bbox" or "segm"."""
+    other = {"bbox": "segmentation", "segm": "bbox"}[kind]  # pycocotools takes the area from the field that is left
     chosen = [{key: value for key, value in one.items() if key != other} for one in detections]
     # pycocotools cannot load an empty list of results
     results = truth.loadRes(chosen) if chosen else COCO()
@@ -80,14 +80,14 @@ def _precisions(truth: COCO, detections: list[dict[str, Any]], kind: str) -> dic
     evaluation.accumulate()
     evaluation.summarize()
     pairs = zip(_STATISTICS, evaluation.stats[: len(_STATISTICS)].tolist(), strict=True)
-    return {name: 100 * value for name, value in pairs if value >= 0}  # -1 where there is nothing to find
+    return {name: 100 * value for name, value in pairs if value >= 0}  # -1: no object of this size
 
 
-def _described(found: dict[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Detections in COCO's format for results."""
+def _coco_results(found: dict[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The detections of one image in COCO's result format."""
     boxes = found["boxes"].float().cpu().numpy().astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]
-    masks = (found["masks"][:, 0] > SOLID).to("cpu").numpy().astype(np.uint8)
+    masks = (found["masks"][:, 0] >= MASK_THRESHOLD).to("cpu").numpy().astype(np.uint8)
     return [
         {
             "image_id": image_id,

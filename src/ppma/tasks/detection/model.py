@@ -1,76 +1,52 @@
-"""Mask R-CNN over our backbones: torchvision's detector with a pyramid of the four stages."""
+"""Mask R-CNN with a polyline backbone: torchvision's detector on a feature pyramid of the four stages."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from ppma.config import require
 from ppma.models import PolylineBackbone
-from ppma.tasks.dense.backbone import dense_backbone, feature_channels, features, without_weight_decay
+from ppma.tasks.dense.backbone import (
+    authors_without_weight_decay,
+    dense_backbone,
+    feature_channels,
+    features,
+    without_weight_decay,
+)
 from ppma.tasks.dense.cost import Cost, count
+from ppma.tasks.detection.config import DetectorConfig
+from ppma.tasks.detection.regions import (
+    ExactAnchors,
+    ForegroundBoxPredictor,
+    ForegroundMaskPredictor,
+    LimitedMatcher,
+    ProposalNetwork,
+    PyramidRoIAlign,
+    RegionHeads,
+    SymmetricBoxCoder,
+)
+from ppma.tasks.detection.scaling import ImageScaling
 
-LEVELS = ("0", "1", "2", "3")  # the names torchvision gives to the stages; "pool" is the fifth level
+LEVELS = ("0", "1", "2", "3")  # torchvision's names of the four stages; "pool" is the fifth level
 BOX_GRID, MASK_GRID = 7, 14
-ASPECT_RATIOS = (0.5, 1.0, 2.0)
-
-
-@dataclass(frozen=True)
-class DetectorConfig:
-    """Mask R-CNN around a backbone; the defaults are torchvision's, which are the paper's but for what is said here.
-
-    Attributes:
-        channels: of the pyramid and of the mask head.
-        box_channels: of the two linear layers of the box head.
-        mask_convolutions: of the mask head.
-        anchor_sizes: sides of the anchors in pixels, one for each of the five levels.
-        sampling_ratio: points of a RoIAlign cell along each axis; 0 as many as its size asks (MMDetection's choice).
-        proposals_train: regions that go on to the heads in training (MMDetection: 1000).
-        proposals: the same in evaluation.
-        region_samples: regions of an image of which the heads learn at each step.
-        short_side: images are scaled to this shorter side in evaluation,
-        long_side: or less, so that the longer side has at most this.
-        score_threshold: detections below it are dropped.
-        detections: how many are kept for an image.
-    """
-
-    channels: int = 256
-    box_channels: int = 1024
-    mask_convolutions: int = 4
-    anchor_sizes: tuple[int, int, int, int, int] = (32, 64, 128, 256, 512)
-    sampling_ratio: int = 2
-    proposals_train: int = 2000
-    proposals: int = 1000
-    region_samples: int = 512
-    short_side: int = 800
-    long_side: int = 1333
-    score_threshold: float = 0.05
-    detections: int = 100
-
-    def __post_init__(self) -> None:
-        counts = ("channels", "box_channels", "mask_convolutions")
-        for key in (*counts, "proposals_train", "proposals", "region_samples", "detections"):
-            require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
-        require(self.mask_convolutions <= 1024, "mask_convolutions", "at most 1024", self.mask_convolutions)
-        require(1 <= self.short_side <= self.long_side, "short_side", "1 to long_side", self.short_side)
-        require(min(self.anchor_sizes) > 0, "anchor_sizes", "five numbers > 0", self.anchor_sizes)
+ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
 
 
 class PyramidBackbone(nn.Module):
-    """Images (B, 3, height, width) to five levels (B, channels, H, W), by name, finest first.
+    """A backbone with a feature pyramid.
 
     Args:
-        body: gives the four stages.
-        channels: of every level.
+        body: the backbone.
+        channels: channels of every level.
     """
 
     def __init__(self, body: PolylineBackbone, channels: int) -> None:
@@ -80,21 +56,25 @@ class PyramidBackbone(nn.Module):
         self.out_channels = channels
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Five levels (B, channels, H, W) by name, finest first, of images (B, 3, height, width)."""
         return self.fpn(OrderedDict(zip(LEVELS, features(self.body, images), strict=True)))
 
 
-class PolylineMaskRCNN(MaskRCNN):
-    """torchvision's Mask R-CNN, which also tells the optimizer what takes no weight decay.
+class PolylineMaskRCNN(GeneralizedRCNN):
+    """Mask R-CNN with a polyline backbone.
 
-    In training, images come in the size that the augmentation gave them; in evaluation they are scaled here, and the
-    detections are those of the images as they came.
+    In training mode it takes images (3, H, W) in [0, 1], scaled by the augmentation, and targets, and returns losses.
+    In evaluation mode it scales the images itself and returns boxes, labels, scores and masks in their coordinates.
 
     Args:
-        body: gives the four stages.
-        num_classes: the background included, as class 0.
-        detector: see `DetectorConfig`.
-        mean: of the channels of images in [0, 1].
-        std: likewise.
+        body: the backbone.
+        num_classes: number of classes, including the background as class 0.
+        detector: the neck and the heads.
+        mean: channel means of images in [0, 1].
+        std: channel standard deviations of images in [0, 1].
+
+    Attributes:
+        detector: the configuration of the neck and the heads.
     """
 
     def __init__(
@@ -107,35 +87,79 @@ class PolylineMaskRCNN(MaskRCNN):
     ) -> None:
         if num_classes < 2:
             raise ValueError(f"num_classes: expected at least 2, the background among them, got {num_classes}")
-        channels = detector.channels
-        super().__init__(
-            PyramidBackbone(body, channels),
-            min_size=detector.short_side,
-            max_size=detector.long_side,
-            image_mean=list(mean),
-            image_std=list(std),
-            rpn_anchor_generator=AnchorGenerator(
-                tuple((size,) for size in detector.anchor_sizes), (ASPECT_RATIOS,) * len(detector.anchor_sizes)
-            ),
-            rpn_pre_nms_top_n_train=detector.proposals_train,
-            rpn_pre_nms_top_n_test=detector.proposals,
-            rpn_post_nms_top_n_train=detector.proposals_train,
-            rpn_post_nms_top_n_test=detector.proposals,
-            box_roi_pool=MultiScaleRoIAlign(list(LEVELS), BOX_GRID, detector.sampling_ratio),
-            box_head=TwoMLPHead(channels * BOX_GRID**2, detector.box_channels),
-            box_predictor=FastRCNNPredictor(detector.box_channels, num_classes),
-            box_score_thresh=detector.score_threshold,
-            box_batch_size_per_image=detector.region_samples,
-            box_detections_per_img=detector.detections,
-            mask_roi_pool=MultiScaleRoIAlign(list(LEVELS), MASK_GRID, detector.sampling_ratio),
-            mask_head=MaskRCNNHeads(channels, (channels,) * detector.mask_convolutions, 1),
-            mask_predictor=MaskRCNNPredictor(channels, channels, num_classes),
-            _skip_resize=True,
-        )
+        strides = [int(info["reduction"]) for info in body.feature_info]
+        backbone = PyramidBackbone(body, detector.channels)
+        heads = _region_heads(detector, num_classes, strides)
+        rpn = _proposal_network(detector, (*strides, 2 * strides[-1]))
+        if detector.clip_shrinking:
+            rpn.box_coder, heads.box_coder = (SymmetricBoxCoder(part.box_coder.weights) for part in (rpn, heads))
+        super().__init__(backbone, rpn, heads, ImageScaling(detector, mean, std))
+        self.detector = detector
 
     def no_weight_decay(self) -> set[str]:
         """See `PolylineBackbone.no_weight_decay`."""
         return without_weight_decay(self.backbone.body, "backbone.body.")
+
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of the parameters that the authors' training excludes from weight decay."""
+        return authors_without_weight_decay(self.backbone.body, "backbone.body.")
+
+
+def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> ProposalNetwork:
+    sizes, ratios = [(size,) for size in detector.anchor_sizes], [ASPECT_RATIOS] * len(strides)
+    anchors = ExactAnchors(sizes, ratios, strides) if detector.exact_anchors else AnchorGenerator(sizes, ratios)
+    rpn = ProposalNetwork(
+        anchor_generator=anchors,
+        head=RPNHead(detector.channels, len(ASPECT_RATIOS)),
+        fg_iou_thresh=0.7,
+        bg_iou_thresh=0.3,
+        batch_size_per_image=256,
+        positive_fraction=0.5,
+        pre_nms_top_n={
+            "training": detector.candidates_train or detector.proposals_train,
+            "testing": detector.candidates or detector.proposals,
+        },
+        post_nms_top_n={"training": detector.proposals_train, "testing": detector.proposals},
+        nms_thresh=0.7,
+        beta=detector.box_loss_beta,
+    )
+    if detector.low_quality_iou is not None:
+        rpn.proposal_matcher = LimitedMatcher(0.7, 0.3, least=detector.low_quality_iou)
+    if detector.keep_tiny_boxes:
+        rpn.min_size = torch.finfo(torch.float32).tiny  # any positive side
+    return rpn
+
+
+def _region_heads(detector: DetectorConfig, num_classes: int, strides: list[int]) -> RegionHeads:
+    channels = detector.channels
+
+    def pool(size: int) -> PyramidRoIAlign:
+        return PyramidRoIAlign(LEVELS, strides, size, sampling_ratio=detector.sampling_ratio, aligned=detector.aligned)
+
+    box_predictor, mask_predictor = (
+        (FastRCNNPredictor, MaskRCNNPredictor)
+        if detector.background_outputs
+        else (ForegroundBoxPredictor, ForegroundMaskPredictor)
+    )
+    return RegionHeads(
+        box_roi_pool=pool(BOX_GRID),
+        box_head=TwoMLPHead(channels * BOX_GRID**2, detector.box_channels),
+        box_predictor=box_predictor(detector.box_channels, num_classes),
+        fg_iou_thresh=0.5,
+        bg_iou_thresh=0.5,
+        batch_size_per_image=detector.region_samples,
+        positive_fraction=0.25,
+        bbox_reg_weights=None,  # 10, 10, 5, 5: deltas have standard deviations 0.1, 0.1, 0.2, 0.2
+        score_thresh=detector.score_threshold,
+        nms_thresh=0.5,
+        detections_per_img=detector.detections,
+        mask_roi_pool=pool(MASK_GRID),
+        mask_head=MaskRCNNHeads(channels, (channels,) * detector.mask_convolutions, 1),
+        mask_predictor=mask_predictor(channels, channels, num_classes),
+        beta=detector.box_loss_beta,
+        binary_masks=detector.binary_masks,
+        min_side=0.0 if detector.keep_tiny_boxes else 1e-2,
+    )
 
 
 def mask_rcnn(
@@ -145,15 +169,15 @@ def mask_rcnn(
     detector: DetectorConfig | None = None,
     **backbone_kwargs: Any,
 ) -> PolylineMaskRCNN:
-    """Mask R-CNN over a registered backbone.
+    """Mask R-CNN with a registered backbone.
 
     Args:
-        backbone_name: such as "ppma_tiny".
-        num_classes: the background included; COCO has 81.
-        detector: see `DetectorConfig`.
-        backbone_kwargs: fields of the backbone's configuration to change.
+        backbone_name: name of the backbone, such as "ppma_tiny".
+        num_classes: number of classes including the background; 81 for COCO.
+        detector: the neck and the heads; None for torchvision's.
+        backbone_kwargs: fields of `BackboneConfig` to override.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ppma.tasks.detection import DetectorConfig, mask_rcnn
         >>> model = mask_rcnn("ppma_nano", num_classes=11, detector=DetectorConfig(short_side=64)).eval()
@@ -167,13 +191,13 @@ def mask_rcnn(
 def cost(
     model: PolylineMaskRCNN, size: tuple[int, int] = (800, 1280), *, proposals: int = 1000, masks: int = 100
 ) -> Cost:
-    """Multiply-adds for one image, with as many regions as published figures count.
+    """Multiply-adds for one image, with the numbers of regions that published figures assume.
 
     Args:
-        model: is left as it is.
-        size: (height, width).
-        proposals: regions of the box head.
-        masks: regions of the mask head.
+        model: not modified.
+        size: height and width of the image.
+        proposals: number of regions in the box head.
+        masks: number of regions in the mask head.
     """
 
     def run(shadow: PolylineMaskRCNN) -> None:

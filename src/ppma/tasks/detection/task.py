@@ -1,4 +1,4 @@
-"""Detection for the engine: model, data, loss, metrics."""
+"""The detection task: model, data, loss and metrics for the trainer."""
 
 import functools
 from collections.abc import Mapping
@@ -12,33 +12,36 @@ from ppma.data.coco_transforms import train_transform
 from ppma.data.source import check_classes
 from ppma.tasks.base import Task
 from ppma.tasks.dense.inference import collate
-from ppma.tasks.dense.weights import save_model, starting_backbone
+from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.detection import inference
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.metrics import CocoMetrics
 from ppma.tasks.detection.model import PolylineMaskRCNN
-from ppma.tasks.detection.weights import build
+from ppma.tasks.detection.weights import convert_detector, make_detector, save_detector
 
 
 class Detection(Task[DetectionConfig]):
-    """Training of Mask R-CNN on images with instances."""
+    """Mask R-CNN on instance annotations."""
 
     schema = DetectionConfig
     predict_options = inference.PredictOptions
     monitor = "box_AP"
+    backbone = "backbone.body"
 
     collate = staticmethod(collate)
     evaluation = staticmethod(inference.evaluation)
     predict = staticmethod(inference.predict)
     exportable = staticmethod(inference.exportable)
+    convert = staticmethod(convert_detector)
+    probe = staticmethod(inference.probe)
 
     @functools.cached_property
     def source(self) -> CocoInstances:
-        """The training images."""
+        """The training split."""
         return CocoInstances(self.config.data, self.config.data.train_split, train_transform(self.config.augment))
 
     def model(self) -> nn.Module:
-        return build(starting_backbone(self.config), self.config, len(self.source.classes))
+        return make_detector(starting_backbone(self.config), self.config, len(self.source.classes))
 
     def train_data(self) -> Dataset:
         return self.source
@@ -57,4 +60,4 @@ class Detection(Task[DetectionConfig]):
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineMaskRCNN)
-        save_model(model, path, model.backbone.body, "backbone.body.", self.config, self.source.classes)
+        save_detector(model, path, self.config, self.source.classes)

@@ -1,4 +1,4 @@
-"""Semantic segmentation: UPerNet on data in ADE20K's layout."""
+"""Semantic segmentation: UPerNet on images with label maps."""
 
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet, upernet
 

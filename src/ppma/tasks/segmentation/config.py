@@ -1,49 +1,63 @@
-"""The schema of segmentation's configuration files."""
+"""The schema of segmentation recipes."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ppma.config import require
-from ppma.data.ade20k import Ade20kDataConfig
-from ppma.data.ade20k_transforms import Ade20kAugmentConfig
+from ppma.data.segmentation import MAX_SIDE, SegmentationDataConfig
+from ppma.data.segmentation_transforms import SegmentationAugmentConfig
 from ppma.tasks.dense.config import DenseConfig
 from ppma.tasks.segmentation.model import DecoderConfig
 from ppma.tasks.segmentation.scoring import InferenceConfig
 
 
+def _require_sizes(data: SegmentationDataConfig, key: str, factors: tuple[float, ...]) -> None:
+    """Refuse factors that make an image larger than any GPU can hold."""
+    side = data.long_side * max(factors)
+    require(side <= MAX_SIDE, key, f"at most {MAX_SIDE} pixels, data.long_side times the largest factor", side)
+
+
 @dataclass(frozen=True)
 class ScoringConfig:
-    """How a trained model scores images: the parts of `SegmentationConfig` that evaluation needs.
+    """How a trained model segments images: the fields of `SegmentationConfig` that evaluation needs.
 
     Attributes:
-        data: see `Ade20kDataConfig`.
+        data: see `SegmentationDataConfig`.
         test: see `InferenceConfig`.
     """
 
-    data: Ade20kDataConfig
+    data: SegmentationDataConfig
     test: InferenceConfig
+
+    def __post_init__(self) -> None:
+        _require_sizes(self.data, "test.scales", self.test.scales)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationConfig(DenseConfig):
-    """Training of UPerNet.
+    """A run that trains UPerNet.
 
     Attributes:
-        data: see `Ade20kDataConfig`.
-        augment: see `Ade20kAugmentConfig`.
+        data: see `SegmentationDataConfig`.
+        augment: see `SegmentationAugmentConfig`.
         decoder: see `DecoderConfig`.
         test: see `InferenceConfig`.
-        class_balance: weight of a class in the loss, as power of its pixels in the batch: 0 counts every pixel alike, 1
-            every class. Above 0 a ground that fills most of an image does not drown the rest.
+        class_balance: exponent in [0, 1]. A class with n pixels in the batch has the weight n ** -class_balance in the
+            loss: 0 weighs all pixels equally, 1 all classes.
+        loss_mean: average the loss over the "labelled" pixels, or over "all", ignored ones included, as MMSegmentation.
     """
 
-    data: Ade20kDataConfig
-    augment: Ade20kAugmentConfig = field(default_factory=Ade20kAugmentConfig)
+    data: SegmentationDataConfig
+    augment: SegmentationAugmentConfig = field(default_factory=SegmentationAugmentConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     test: InferenceConfig = field(default_factory=InferenceConfig)
     class_balance: float = 0.0
+    loss_mean: Literal["labelled", "all"] = "labelled"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.class_balance <= 1, "class_balance", "a number in [0, 1]", self.class_balance)
+        _require_sizes(self.data, "augment.ratio", self.augment.ratio)
+        _require_sizes(self.data, "test.scales", self.test.scales)
         micro = self.batch_size // self.accumulate
         require(micro >= 2, "batch_size", "a micro-batch of 2 or more, for the batch norm of one pooled pixel", micro)

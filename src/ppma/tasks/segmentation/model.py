@@ -1,4 +1,4 @@
-"""UPerNet over our backbones: the heads are transformers', which are MMSegmentation's in structure."""
+"""UPerNet over our backbones, with the heads of transformers, which have MMSegmentation's structure."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,10 +11,17 @@ from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNet
 
 from ppma.config import require
 from ppma.models import PolylineBackbone
-from ppma.tasks.dense.backbone import dense_backbone, feature_channels, features, without_weight_decay
+from ppma.tasks.dense.backbone import (
+    authors_without_weight_decay,
+    dense_backbone,
+    feature_channels,
+    features,
+    without_weight_decay,
+)
 from ppma.tasks.dense.cost import Cost, count
 
 AUXILIARY_STAGE = 2
+MAX_CHANNELS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -22,13 +29,13 @@ class DecoderConfig:
     """The heads of UPerNet.
 
     Attributes:
-        channels: of the decoder.
-        pool_scales: grids of its pyramid pooling.
-        auxiliary_channels: of the auxiliary head on the third stage, which serves training only.
-        auxiliary_weight: of its loss.
-        dropout: of whole channels before the classifiers.
-        classifier_std: of the classifiers' first weights. MMSegmentation's 0.01 leaves the classes almost alike, and
-            without a pretrained backbone they stay so for long.
+        channels: channels of the decoder.
+        pool_scales: grid sizes of the pyramid pooling.
+        auxiliary_channels: channels of the auxiliary head on the third stage, which is used in training only.
+        auxiliary_weight: weight of the auxiliary loss.
+        dropout: probability of dropping a channel before the classifiers.
+        classifier_std: standard deviation of the classifiers' initial weights. MMSegmentation's 0.01 makes all classes
+            start with nearly the same scores, which only a pretrained backbone overcomes quickly.
     """
 
     channels: int = 512
@@ -40,16 +47,22 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for key in ("channels", "auxiliary_channels"):
-            require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
-        require(min(self.pool_scales, default=0) >= 1, "pool_scales", "numbers >= 1", self.pool_scales)
-        require(len(self.pool_scales) <= 64, "pool_scales", "at most 64 numbers", len(self.pool_scales))
+            require(1 <= getattr(self, key) <= MAX_CHANNELS, key, f"1 to {MAX_CHANNELS}", getattr(self, key))
+        require(1 <= len(self.pool_scales) <= 64, "pool_scales", "1 to 64 numbers", self.pool_scales)
+        valid = all(1 <= scale <= 1024 for scale in self.pool_scales)
+        require(valid, "pool_scales", "numbers from 1 to 1024", self.pool_scales)
         require(self.auxiliary_weight >= 0, "auxiliary_weight", "0 or more", self.auxiliary_weight)
         require(0 <= self.dropout < 1, "dropout", "a number in [0, 1)", self.dropout)
         require(self.classifier_std >= 0, "classifier_std", "0 or more", self.classifier_std)
 
 
 class Scores(NamedTuple):
-    """Scores (B, classes, height, width) of every pixel, and in training those of the auxiliary head."""
+    """Logits of every pixel.
+
+    Attributes:
+        main: (B, classes, height, width).
+        auxiliary: those of the auxiliary head, of the same shape; None in evaluation mode.
+    """
 
     main: Tensor
     auxiliary: Tensor | None
@@ -59,8 +72,8 @@ class UPerNet(nn.Module):
     """Semantic segmentation of normalised images.
 
     Args:
-        backbone: gives the four stages.
-        num_classes: of the scores.
+        backbone: returns the features of four stages.
+        num_classes: number of classes.
         decoder: see `DecoderConfig`.
     """
 
@@ -84,18 +97,22 @@ class UPerNet(nn.Module):
             head.add_module("classifier", nn.Sequential(nn.Dropout2d(decoder.dropout), head.classifier))
 
     def forward(self, images: Tensor) -> Scores:
-        """Images (B, 3, height, width) to scores of the same height and width."""
+        """Logits, at full resolution, of images (B, 3, height, width)."""
         stages = features(self.backbone, images)
-        main = _enlarge(self.decode_head(stages), images)
-        return Scores(main, _enlarge(self.auxiliary_head(stages), images) if self.training else None)
+        main = _upsample(self.decode_head(stages), images)
+        return Scores(main, _upsample(self.auxiliary_head(stages), images) if self.training else None)
 
     def no_weight_decay(self) -> set[str]:
-        """See `PolylineBackbone.no_weight_decay`."""
+        """Names of parameters without weight decay, see `PolylineBackbone.no_weight_decay`."""
         return without_weight_decay(self.backbone, "backbone.")
+
+    def authors_no_weight_decay(self) -> set[str]:
+        """Names of the parameters that the authors' training excludes from weight decay."""
+        return authors_without_weight_decay(self.backbone, "backbone.")
 
 
 class MainScores(nn.Module):
-    """A segmentation model that returns one tensor, for exporters.
+    """A segmentation model with a single tensor as output, for exporters.
 
     Args:
         model: in evaluation mode.
@@ -106,20 +123,20 @@ class MainScores(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, height, width) to scores (B, classes, height, width)."""
+        """Logits (B, classes, height, width) of images (B, 3, height, width)."""
         return self.model(images).main
 
 
-def _enlarge(scores: Tensor, images: Tensor) -> Tensor:
+def _upsample(scores: Tensor, images: Tensor) -> Tensor:
     return F.interpolate(scores, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def _initialise(head: UperNetHead | UperNetFCNHead, classifier_std: float) -> None:
-    """As MMSegmentation starts its heads; transformers leaves PyTorch's defaults."""
+    """Initialise a head as MMSegmentation does; transformers keeps PyTorch's defaults."""
     for module in head.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:  # the classifier, the only one without a norm after it
+            if module.bias is not None:  # only the classifier has a bias: the others are followed by a norm
                 nn.init.normal_(module.weight, std=classifier_std)
                 nn.init.zeros_(module.bias)
 
@@ -134,12 +151,12 @@ def upernet(
     """UPerNet over a registered backbone.
 
     Args:
-        backbone_name: such as "ppma_tiny".
-        num_classes: ADE20K has 150.
+        backbone_name: a key of `ppma.models.CONFIGS`, such as "ppma_tiny".
+        num_classes: number of classes; ADE20K has 150.
         decoder: see `DecoderConfig`.
-        backbone_kwargs: fields of the backbone's configuration to change.
+        backbone_kwargs: fields of `BackboneConfig` to override.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from ppma.tasks.segmentation import upernet
         >>> model = upernet("ppma_nano", num_classes=11).eval()
@@ -150,5 +167,5 @@ def upernet(
 
 
 def cost(model: UPerNet, size: tuple[int, int] = (512, 2048)) -> Cost:
-    """Multiply-adds for one image of (height, width)."""
+    """Multiply-adds for one image of `size` (height, width)."""
     return count(model, lambda shadow: shadow(torch.empty(1, 3, *size, device="meta")))

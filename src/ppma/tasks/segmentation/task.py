@@ -1,4 +1,4 @@
-"""Segmentation for the engine: model, data, loss, metrics."""
+"""Training of UPerNet: model, data, loss, metrics."""
 
 import functools
 from collections.abc import Mapping
@@ -9,32 +9,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ppma.data.ade20k import Ade20kImages
-from ppma.data.ade20k_transforms import train_transform
 from ppma.data.label_maps import IGNORED
+from ppma.data.segmentation import SegmentationImages, class_names
+from ppma.data.segmentation_transforms import train_transform
 from ppma.tasks.base import Task
 from ppma.tasks.dense.inference import DrawingOptions, collate
 from ppma.tasks.dense.weights import save_model, starting_backbone
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
-from ppma.tasks.segmentation.inference import announce_labels
+from ppma.tasks.segmentation.inference import with_histogram
 from ppma.tasks.segmentation.metrics import PixelMetrics
-from ppma.tasks.segmentation.model import UPerNet
+from ppma.tasks.segmentation.model import UPerNet, cost
 
 
-def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0) -> Tensor:
-    """Cross-entropy, a mean over the labelled pixels, each with the weight of its class.
+def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0, mean: str = "labelled") -> Tensor:
+    """Cross-entropy of pixels, averaged with a weight for each class.
 
     Args:
-        scores: (B, classes, H, W).
-        labels: (B, H, W).
-        balance: a class that has n pixels in this batch has the weight n ** -balance.
+        scores: (B, classes, H, W), logits.
+        labels: (B, H, W), int64.
+        balance: a class with n pixels in the batch has the weight n ** -balance.
+        mean: average over the "labelled" pixels, or over "all".
     """
     classes = scores.shape[1]
     pixels = torch.bincount(labels.where(labels != IGNORED, classes).flatten(), minlength=classes + 1)[:classes]
     weight = pixels.clamp(min=1).float() ** -balance
     total = F.cross_entropy(scores.float(), labels, weight, ignore_index=IGNORED, reduction="sum")
-    return total / (weight * pixels).sum().clamp(min=torch.finfo(weight.dtype).tiny)  # 0 in a batch without any label
+    average = total / (weight * pixels).sum().clamp(min=torch.finfo(weight.dtype).tiny)  # 0 without labels
+    return average * (pixels.sum() / labels.numel()) if mean == "all" else average
 
 
 class Segmentation(Task[SegmentationConfig]):
@@ -43,6 +45,7 @@ class Segmentation(Task[SegmentationConfig]):
     schema = SegmentationConfig
     predict_options = DrawingOptions
     monitor = "mIoU"
+    backbone = "backbone"
 
     collate = staticmethod(collate)
     evaluation = staticmethod(inference.evaluation)
@@ -50,32 +53,39 @@ class Segmentation(Task[SegmentationConfig]):
     exportable = staticmethod(inference.exportable)
 
     @functools.cached_property
-    def source(self) -> Ade20kImages:
-        """The training images."""
-        data = self.config.data
-        return announce_labels(Ade20kImages(data, data.train_split, train_transform(data, self.config.augment)))
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return class_names(self.config.data)
 
     def model(self) -> nn.Module:
-        return UPerNet(starting_backbone(self.config), len(self.source.classes), self.config.decoder)
+        return UPerNet(starting_backbone(self.config), len(self.classes), self.config.decoder)
 
     def train_data(self) -> Dataset:
-        return self.source
+        data = self.config.data
+        return with_histogram(SegmentationImages(data, data.split("train"), train_transform(data, self.config.augment)))
 
     def eval_data(self) -> Mapping[str, Dataset]:
-        return {"val": announce_labels(Ade20kImages(self.config.data, self.config.data.val_split))}
+        return {"val": with_histogram(SegmentationImages(self.config.data, self.config.data.split("val")))}
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> dict[str, Tensor]:
         images, labels = (torch.stack(parts) for parts in batch)
         scores = model(images)
-        weight, balance = self.config.decoder.auxiliary_weight, self.config.class_balance
+        balance, mean = self.config.class_balance, self.config.loss_mean
         return {
-            "decoder": pixel_loss(scores.main, labels, balance),
-            "auxiliary": weight * pixel_loss(scores.auxiliary, labels, balance),
+            "decoder": pixel_loss(scores.main, labels, balance, mean),
+            "auxiliary": self.config.decoder.auxiliary_weight * pixel_loss(scores.auxiliary, labels, balance, mean),
         }
 
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, UPerNet)
+        return cost(model, (self.config.augment.crop,) * 2).macs
+
+    def example(self, batch: int) -> Tensor:
+        return torch.randn(batch, 3, self.config.augment.crop, self.config.augment.crop)
+
     def metrics(self) -> PixelMetrics:
-        return PixelMetrics(len(self.source.classes), self.config.data, self.config.test)
+        return PixelMetrics(len(self.classes), self.config.data, self.config.test)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, UPerNet)
-        save_model(model, path, model.backbone, "backbone.", self.config, self.source.classes)
+        save_model(model, path, model.backbone, "backbone.", self.config, self.classes)

@@ -1,19 +1,17 @@
 """Full attention with the mask: csrc/attention.cpp and csrc/attention_backward.cpp."""
 
-from ctypes import POINTER, c_void_p
+from ctypes import c_void_p
 
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.native.library import Kernel, View, contiguous_address
+from ppma.ops.backends.native.library import Kernel, contiguous_address, view
 from ppma.ops.backends.native.params import AttentionParams, Gradients, unit_stride
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
-_forward = Kernel("ppma_polyline_attention", POINTER(AttentionParams), POINTER(View), c_void_p, c_void_p)
-_backward = Kernel(
-    "ppma_polyline_attention_backward", POINTER(AttentionParams), POINTER(Gradients), POINTER(View), c_void_p, c_void_p
-)
+_forward = Kernel("ppma_polyline_attention", c_void_p, c_void_p, c_void_p, c_void_p)
+_backward = Kernel("ppma_polyline_attention_backward", c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
 
 
 def polyline_attention(
@@ -23,16 +21,15 @@ def polyline_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     out = heads_last_empty(v, v.shape[-1])
-    stats_shape, first_shape = _saved_shapes(q, v, options)
-    stats = torch.empty(stats_shape, dtype=torch.float32, device=q.device)
-    first = torch.empty(first_shape, dtype=torch.float32, device=q.device)
-    _forward(
-        params, View.of(out, v.shape), contiguous_address(stats, stats_shape), contiguous_address(first, first_shape)
-    )
+    shapes = _saved_shapes(q, v, options)
+    stats, first = (torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes)
+    addresses = map(contiguous_address, (stats, first), shapes) if options.save else (None, None)
+    _forward(params, view(out, v.shape), *addresses)
     return out, stats, first
 
 
@@ -52,17 +49,12 @@ def polyline_attention_backward(
     stats: Tensor,
     first: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
-    params = AttentionParams(q, k, v, log_alpha, log_beta, options)
+    params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     gradients = Gradients(grad, q, k, v)
-    out, stats, first = unit_stride(out), stats.contiguous(), first.contiguous()
-    stats_shape, first_shape = _saved_shapes(q, v, options)
-    _backward(
-        params,
-        gradients,
-        View.of(out, v.shape),
-        contiguous_address(stats, stats_shape),
-        contiguous_address(first, first_shape),
-    )
+    out, saved = unit_stride(out), (stats.contiguous(), first.contiguous())
+    addresses = map(contiguous_address, saved, _saved_shapes(q, v, options))
+    _backward(params, gradients, view(out, v.shape), *addresses)
     return gradients.results(log_alpha.dtype, log_beta.dtype)

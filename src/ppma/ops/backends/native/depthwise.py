@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
-from ppma.ops.backends.native.library import Kernel, View, contiguous_address, require_tokens, threads
+from ppma.ops.backends.native.library import Kernel, contiguous_address, require_tokens, threads, view
 
-_VIEW, _SIZES = POINTER(View), POINTER(c_int64)
-_depthwise = Kernel("ppma_depthwise_conv", _VIEW, c_void_p, c_void_p, _VIEW, _VIEW, _SIZES, c_int64, c_int, c_int)
+_SIZES = POINTER(c_int64)
+_depthwise = Kernel("ppma_depthwise_conv", *(c_void_p,) * 5, _SIZES, c_int64, c_int, c_int)
 _depthwise_backward = Kernel(
-    "ppma_depthwise_conv_backward",
-    *(_VIEW, _VIEW, c_void_p, c_int, _VIEW, c_void_p, c_void_p, _SIZES, c_int64, c_int, c_int),
+    "ppma_depthwise_conv_backward", *(c_void_p,) * 3, c_int, *(c_void_p,) * 3, _SIZES, c_int64, c_int, c_int
 )
 
 KERNEL_SIZES = (3, 5)
@@ -43,11 +42,11 @@ def _operator(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor |
     residual = residual if residual is None else _channels_last(residual)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _depthwise(
-        View.of(x, x.shape),
+        view(x, x.shape),
         _taps(weight, x),
         None if bias is None else contiguous_address(bias, x.shape[-1:]),
-        None if residual is None else View.of(residual, x.shape),
-        View.of(out, x.shape),
+        None if residual is None else view(residual, x.shape),
+        view(out, x.shape),
         _sizes(x),
         weight.shape[-1],
         gelu,
@@ -66,11 +65,11 @@ def _backward_operator(
         torch.empty(shape, dtype=torch.float32, device=x.device) for shape in (x.shape, weight.shape, x.shape[-1:])
     )
     _depthwise_backward(
-        View.of(grad, x.shape),
-        View.of(x, x.shape),
+        view(grad, x.shape),
+        view(x, x.shape),
         _taps(weight, x),
         own_residual,
-        View.of(grad_x, x.shape),
+        view(grad_x, x.shape),
         _taps(grad_weight, x),
         contiguous_address(grad_bias, x.shape[-1:]),
         _sizes(x),

@@ -7,6 +7,7 @@ the process would compete with it for the cores.
 import ctypes
 import functools
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from ppma.ops.backends.contract import BackendUnavailableError
 # Fastest first. PPMA_NATIVE_ISA forces one; PPMA_NATIVE_DIR names another folder to load from (the sanitizer build).
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
+
+# Of csrc/library.cpp: a library of another version would read other structures.
+ABI = 2
 
 _forked = False
 
@@ -61,16 +65,20 @@ def isa() -> str | None:
 @functools.cache
 def _load(folder: str, isa: str | None) -> ctypes.CDLL:
     found = _available(folder)
-    if isa is None or not found:
+    if not found:
         raise BackendUnavailableError(
             "the native library was not built (installing ppma where there is a C++ compiler builds it)"
         )
+    isa = isa or found[0]
     if isa not in found:
         raise BackendUnavailableError(f"PPMA_NATIVE_ISA: expected one of {', '.join(found)} here, got {isa!r}")
     try:
-        return ctypes.CDLL(str(_path(folder, isa)))
+        library = ctypes.CDLL(str(_path(folder, isa)))
     except OSError as error:
         raise BackendUnavailableError(f"the native library does not load ({error})") from error
+    if not hasattr(library, "ppma_abi") or library.ppma_abi() != ABI:
+        raise BackendUnavailableError("the native library is of another version than the package; install ppma again")
+    return library
 
 
 def loaded() -> ctypes.CDLL:
@@ -79,7 +87,7 @@ def loaded() -> ctypes.CDLL:
     Raises:
         BackendUnavailableError: there is none, or it does not load.
     """
-    return _load(os.environ.get("PPMA_NATIVE_DIR", ""), isa())
+    return _load(os.environ.get("PPMA_NATIVE_DIR", ""), os.environ.get("PPMA_NATIVE_ISA"))
 
 
 def unsupported_reason() -> str | None:
@@ -127,33 +135,42 @@ def require_tokens(grid_and_channels: Sequence[int]) -> None:
         )
 
 
-class View(ctypes.Structure):
-    """A float32 tensor of up to five axes as the kernels see it: `struct View` of csrc/view.h."""
+_VIEW = struct.Struct("P5q")
+_NO_STRIDES = (0,) * 5
 
-    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
 
-    @classmethod
-    def of(cls, tensor: Tensor, shape: Sequence[int]) -> "View":
-        """The tensor, which must have this shape; see `address`."""
-        return cls(address(tensor, shape), tensor.stride())
+def view(tensor: Tensor, shape: Sequence[int]) -> bytes:
+    """A float32 tensor of this shape, of up to five axes, as `struct View` of csrc/view.h; see `address`."""
+    strides = tensor.stride()
+    return _VIEW.pack(address(tensor, shape), *strides, *_NO_STRIDES[len(strides) :])
 
 
 class Kernel:
-    """A function of the library that is in use at the time of the call."""
+    """A function of the library that is in use at the time of the call.
+
+    Structures are passed as the bytes that they consist of: a `struct.pack` takes a tenth of the time in which ctypes
+    builds nested structures.
+    """
 
     def __init__(self, name: str, *argument_types: Any) -> None:
         self.name = name
         self.argument_types = argument_types
+        self._functions: dict[ctypes.CDLL, Any] = {}
 
     def __call__(self, *arguments: Any) -> None:
         """Call it without the GIL; it returns 0, or 1 if there was no memory for its scratch space."""
         library = loaded()
+        function = self._functions.get(library) or self._bind(library)
+        if function(*arguments):
+            raise MemoryError(f"{self.name}: no memory for scratch space")
+
+    def _bind(self, library: ctypes.CDLL) -> Any:
         try:
-            function = getattr(library, self.name)  # cached by ctypes
+            function = library[self.name]
         except AttributeError as error:
             raise BackendUnavailableError(
                 f"the native library is older than the package ({self.name} is missing); install ppma again"
             ) from error
         function.argtypes = self.argument_types
-        if function(*arguments):
-            raise MemoryError(f"{self.name}: no memory for scratch space")
+        self._functions[library] = function
+        return function

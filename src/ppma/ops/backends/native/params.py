@@ -1,25 +1,31 @@
 """The arguments of the softmax attentions as the kernels see them: csrc/params.h."""
 
-import ctypes
+import struct
 
 import torch
 from torch import Tensor
 
 from ppma.ops.backends.native import library
-from ppma.ops.backends.native.library import View
+from ppma.ops.backends.native.library import contiguous_address, view
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
+from ppma.ops.padding import zero_invalid
 
 
-class AttentionParams(ctypes.Structure):
-    """`struct AttentionParams`. Keeps its tensors alive."""
+class AttentionParams:
+    """`struct AttentionParams`. Keeps its tensors alive.
 
-    _fields_ = (
-        *((name, View) for name in ("q", "k", "v", "log_alpha", "log_beta")),
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "height", "width", "d", "dv")),
-        ("scale", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("logit", "v2h", "h2v", "threads")),
-    )
+    Args:
+        q: (B, heads, H, W, d); channels that do not lie side by side are copied, and nothing else.
+        k: (B, heads, H, W, d).
+        v: (B, heads, H, W, dv).
+        log_alpha: (B, heads, H, W).
+        log_beta: (B, heads, H, W).
+        options: how they are combined.
+        valid: boolean (B, H, W), or None.
+    """
+
+    _layout = struct.Struct("6q f4i P")
 
     def __init__(
         self,
@@ -29,27 +35,32 @@ class AttentionParams(ctypes.Structure):
         log_alpha: Tensor,
         log_beta: Tensor,
         options: AttentionOptions,
+        valid: Tensor | None,
     ) -> None:
-        """Shapes as in `ppma.ops.layout`; channels that do not lie side by side are copied, and nothing else."""
-        tokens, values = q.shape[:-1], (*q.shape[:-1], v.shape[-1])
-        library.require_tokens((*q.shape[2:], v.shape[-1]))
+        shape, channels = q.shape, v.shape[-1]
+        tokens = shape[:-1]
+        library.require_tokens((*shape[2:], channels))
+        if valid is not None:
+            k, v = zero_invalid(k, valid), zero_invalid(v, valid)
+            bias = torch.zeros(valid.shape, dtype=torch.float32, device=q.device)
+            self.key_bias = bias.masked_fill_(~valid, -torch.inf)
         self.tensors = (*map(unit_stride, (q, k, v)), log_alpha.float(), log_beta.float())
-        super().__init__(
-            *map(View.of, self.tensors, (q.shape, q.shape, values, tokens, tokens)),
-            *q.shape,
-            v.shape[-1],
+        scalars = self._layout.pack(
+            *shape,
+            channels,
             options.scale,
             options.combine == "logit",
             options.paths != "h2v",
             options.paths != "v2h",
             library.threads(),
+            0 if valid is None else contiguous_address(self.key_bias, (shape[0], *shape[2:4])),
         )
+        shapes = (shape, shape, (*tokens, channels), tokens, tokens)
+        self._as_parameter_ = b"".join([*map(view, self.tensors, shapes), scalars])
 
 
-class Gradients(ctypes.Structure):
+class Gradients:
     """`struct Gradients`: the gradient of the output, and new tensors for those of the inputs."""
-
-    _fields_ = tuple((name, View) for name in ("out", "q", "k", "v", "log_alpha", "log_beta"))
 
     def __init__(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Shapes as in `ppma.ops.layout`."""
@@ -62,7 +73,7 @@ class Gradients(ctypes.Structure):
         )
         results = (self.of_q, self.of_k, self.of_v, self.of_log_alpha, self.of_log_beta)
         shapes = (v.shape, q.shape, k.shape, v.shape, tokens, tokens)
-        super().__init__(*map(View.of, (self.grad, *results), shapes))
+        self._as_parameter_ = b"".join(map(view, (self.grad, *results), shapes))
 
     def results(self, log_alpha: torch.dtype, log_beta: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Gradients of q, k, v, log_alpha and log_beta, the last two in these dtypes."""

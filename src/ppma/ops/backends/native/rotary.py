@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppma.ops.backends.native.library import Kernel, View, contiguous_address, threads
+from ppma.ops.backends.native.library import Kernel, contiguous_address, threads, view
 
-_VIEW = POINTER(View)
-_kernel = Kernel("ppma_rotary", _VIEW, c_void_p, c_void_p, _VIEW, POINTER(c_int64), c_float, c_int)
+_kernel = Kernel("ppma_rotary", *(c_void_p,) * 4, POINTER(c_int64), c_float, c_int)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> None:
@@ -31,10 +30,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> Non
         )
     angles = (tokens, cos.shape[-1])
     _kernel(
-        View.of(x, x.shape),
+        view(x, x.shape),
         contiguous_address(cos, angles),
         contiguous_address(sin, angles),
-        View.of(out, x.shape),
+        view(out, x.shape),
         (c_int64 * 4)(batch, tokens, groups, cos.shape[-1]),
         -1.0 if back else 1.0,
         threads(),

@@ -13,6 +13,7 @@ from torch import Tensor
 from ppma.ops.decay_matrix import log_decay_gradient, log_decay_matrix
 from ppma.ops.layout import compute_dtype, heads_last_empty
 from ppma.ops.options import AttentionOptions, split_paths
+from ppma.ops.padding import mask_invalid, zero_invalid
 
 # Scores held at once: 64 MB in float32. A tile is at least one query row of one head.
 TILE_SCORES = 1 << 24
@@ -62,14 +63,14 @@ class _LineMatrices:
             self.columns[heads, rows] += grad.sum(4).transpose(2, 3)
 
 
-def _scores(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """(B, queries, d), (B, keys, d) -> (B, queries, keys).
+def _scores(queries: Tensor, keys: Tensor, scale: float, valid: Tensor | None, heads: slice) -> Tensor:
+    """(B, queries, d), (B, keys, d), `heads` of (B, keys) -> (B, queries, keys), -inf for invalid keys.
 
     Forward and backward pass both call this with the same tiles, and `_logits` after it: the backward pass subtracts
     the largest logit that the forward pass found, so both need the same bits. Where a logit is 1e8, one unit in its
     last place is a factor of e^8.
     """
-    return (queries @ keys.mT).mul_(scale)
+    return mask_invalid((queries @ keys.mT).mul_(scale), None if valid is None else valid[heads])
 
 
 def _logits(scores: Tensor, tile: tuple[int, ...], factors: tuple[Tensor, Tensor]) -> Tensor:
@@ -81,11 +82,14 @@ def _logits(scores: Tensor, tile: tuple[int, ...], factors: tuple[Tensor, Tensor
 def _softmax(logits: Tensor, stats: Tensor) -> Tensor:
     """The softmax of (B, queries, keys) in place; `stats`, (2, B, rows, W), receives its maxima and sums.
 
-    They are kept apart: their combination, the log-sum-exp, would round the sum away where logits are large.
+    They are kept apart: their combination, the log-sum-exp, would round the sum away where logits are large. A row
+    without a valid key has the weights 0.
     """
     top = logits.amax(-1, keepdim=True)
+    top.masked_fill_(top == -torch.inf, 0.0)
     weights = logits.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
+    total.masked_fill_(total == 0.0, 1.0)
     stats[0], stats[1] = top.view(stats.shape[1:]), total.view(stats.shape[1:])
     return weights.div_(total)
 
@@ -108,9 +112,10 @@ def polyline_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     out = heads_last_empty(v, v.shape[-1])
@@ -119,13 +124,15 @@ def polyline_attention(
     first = torch.empty(softmaxes - 1, *v.shape, dtype=dtype, device=v.device)
 
     H, W = q.shape[2:4]
+    k, v = zero_invalid(k, valid), zero_invalid(v, valid)
+    valid_keys = None if valid is None else valid.flatten(1).repeat_interleave(q.shape[1], 0)
     fq, fk, fv = _fold(q, k, v, dtype=dtype)
     lines = _LineMatrices.of(log_alpha.flatten(0, 1), log_beta.flatten(0, 1), log=logit, dtype=dtype)
     total = torch.empty(fv.shape, dtype=dtype, device=v.device)
     flat_stats, flat_first = stats.flatten(1, 2), first.flatten(1, 2)
     for heads, rows in _tiles(fq.shape[0], H, W):
         keys, values = fk[heads].flatten(1, 2), fv[heads].flatten(1, 2)
-        scores = _scores(fq[heads, rows].flatten(1, 2), keys, scale)
+        scores = _scores(fq[heads, rows].flatten(1, 2), keys, scale, valid_keys, heads)
         tile = (scores.shape[0], -1, W, H, W)
         if logit:
             outs = []
@@ -158,12 +165,15 @@ def polyline_attention_backward(
     stats: Tensor,
     first: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
-    combine, paths, scale = options
+    combine, paths, scale, _ = options
     dtype = compute_dtype(q.dtype)
     logit, path_list = combine == "logit", split_paths(paths)
     H, W = q.shape[2:4]
+    k, v = zero_invalid(k, valid), zero_invalid(v, valid)
+    valid_keys = None if valid is None else valid.flatten(1).repeat_interleave(q.shape[1], 0)
     fq, fk, fv, fgrad = _fold(q, k, v, grad, dtype=dtype)
     lines = _LineMatrices.of(log_alpha.flatten(0, 1), log_beta.flatten(0, 1), log=logit, dtype=dtype)
     grad_lines = _LineMatrices(torch.zeros_like(lines.rows), torch.zeros_like(lines.columns))
@@ -173,7 +183,7 @@ def polyline_attention_backward(
     for heads, rows in _tiles(fq.shape[0], H, W):
         queries, keys = fq[heads, rows].flatten(1, 2), fk[heads].flatten(1, 2)
         values, grad_out = fv[heads].flatten(1, 2), fgrad[heads, rows].flatten(1, 2)
-        scores = _scores(queries, keys, scale)
+        scores = _scores(queries, keys, scale, valid_keys, heads)
         tile = (scores.shape[0], -1, W, H, W)
         grad_map = grad_out @ values.mT
         if logit:

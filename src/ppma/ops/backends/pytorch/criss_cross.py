@@ -8,29 +8,41 @@ from torch import Tensor
 from ppma.ops.decay_matrix import log_decay_gradient, log_decay_matrix
 from ppma.ops.layout import compute_dtype, heads_last_empty
 from ppma.ops.options import AttentionOptions, Combine, split_paths
+from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 @dataclass
 class _LineAttention:
-    """The masked attention maps (B, heads, lines, n, n) of all lines along the second-last axis of q and k."""
+    """The masked attention maps of all lines along the second-last axis of q and k.
+
+    Attributes:
+        q: (B, heads, lines, n, d).
+        k: (B, heads, lines, n, d).
+        scale: factor on the scores.
+        softmax: (B, heads, lines, n, n), of the scores ("hadamard") or of scores plus log mask ("logit").
+        mask: (B, heads, lines, n, n); None for "logit".
+        weights: (B, heads, lines, n, n), what multiplies v.
+    """
 
     q: Tensor
     k: Tensor
     scale: float
-    combine: Combine
-    softmax: Tensor  # of the scores ("hadamard") or of scores + log mask ("logit")
-    mask: Tensor | None  # "hadamard" only
-    weights: Tensor  # what multiplies v
+    softmax: Tensor
+    mask: Tensor | None
+    weights: Tensor
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> "_LineAttention":
-        scores = (q @ k.mT).mul_(scale)
+    def of(
+        cls, q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float, valid: Tensor | None
+    ) -> "_LineAttention":
+        """`valid` is (B, lines, n)."""
+        scores = mask_invalid((q @ k.mT).mul_(scale), None if valid is None else valid[:, None])
         log_mask = log_decay_matrix(log_decay)
         if combine == "logit":
-            softmax = scores.add_(log_mask.to(q.dtype)).softmax(-1)
-            return cls(q, k, scale, combine, softmax, None, softmax)
-        softmax, mask = scores.softmax(-1), log_mask.exp_().to(q.dtype)
-        return cls(q, k, scale, combine, softmax, mask, softmax * mask)
+            weights = softmax(scores.add_(log_mask.to(q.dtype)), padded=valid is not None)
+            return cls(q, k, scale, weights, None, weights)
+        weights, mask = softmax(scores, padded=valid is not None), log_mask.exp_().to(q.dtype)
+        return cls(q, k, scale, weights, mask, weights * mask)
 
     def backward(self, grad_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k and the log-decay."""
@@ -52,12 +64,12 @@ def _columns(x: Tensor) -> Tensor:
 
 
 def _maps(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: Combine, scale: float
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions, valid: Tensor | None
 ) -> tuple[_LineAttention, _LineAttention]:
-    dtype = compute_dtype(q.dtype)
-    q, k = q.to(dtype), k.to(dtype)
-    rows = _LineAttention.of(q, k, log_alpha, combine, scale)
-    return rows, _LineAttention.of(_columns(q), _columns(k), log_beta.mT, combine, scale)
+    dtype, how = compute_dtype(q.dtype), (options.combine, options.scale)
+    q, k = q.to(dtype), zero_invalid(k, valid).to(dtype)
+    rows = _LineAttention.of(q, k, log_alpha, *how, valid)
+    return rows, _LineAttention.of(_columns(q), _columns(k), log_beta.mT, *how, None if valid is None else valid.mT)
 
 
 def criss_cross_attention(
@@ -67,13 +79,13 @@ def criss_cross_attention(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale = options
-    rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)
-    values = v.to(rows.q.dtype)
+    rows, columns = _maps(q, k, log_alpha, log_beta, options, valid)
+    values = zero_invalid(v, valid).to(rows.q.dtype)
     total = torch.zeros((), dtype=values.dtype, device=v.device)
-    for path in split_paths(paths):
+    for path in split_paths(options.paths):
         if path == "v2h":
             total = total + rows.weights @ _columns(columns.weights @ _columns(values))
         else:
@@ -89,15 +101,15 @@ def criss_cross_attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the line maps."""
-    combine, paths, scale = options
-    rows, columns = _maps(q, k, log_alpha, log_beta, combine, scale)
+    rows, columns = _maps(q, k, log_alpha, log_beta, options, valid)
     dtype = rows.q.dtype
-    values, grad_out = v.to(dtype), grad.to(dtype) * options.path_weight
+    values, grad_out = zero_invalid(v, valid).to(dtype), grad.to(dtype) * options.path_weight
     grad_rows, grad_columns = torch.zeros_like(rows.weights), torch.zeros_like(columns.weights)
     grad_values = torch.zeros_like(values, memory_format=torch.contiguous_format)
-    for path in split_paths(paths):
+    for path in split_paths(options.paths):
         if path == "v2h":  # out = rows (columns v)
             inner = columns.weights @ _columns(values)
             grad_rows += grad_out @ _columns(inner).mT

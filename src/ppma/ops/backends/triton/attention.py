@@ -11,7 +11,7 @@ from ppma.ops.backends.triton.attention_kernels import attention_forward
 from ppma.ops.backends.triton.configs import Tile, attention_configs, attention_tile
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.potentials import Slots, gradients, potentials, tables
-from ppma.ops.backends.triton.tiles import Field, field
+from ppma.ops.backends.triton.tiles import Field, field, padding_plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions, Paths
 
@@ -43,7 +43,15 @@ def make_mask(q: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, mode: s
 
 
 def _launch(
-    kernel: Any, kind: str, like: Tensor, dv: int, mask: Mask, mode: str, band: int | None, **arguments: Any
+    kernel: Any,
+    kind: str,
+    like: Tensor,
+    dv: int,
+    mask: Mask,
+    valid: Tensor | None,
+    mode: str,
+    band: int | None,
+    **arguments: Any,
 ) -> None:
     """Run a kernel with one program for each tile of tokens of each head."""
     batch, heads, height, width, d = like.shape
@@ -65,7 +73,8 @@ def _launch(
         band=band or height,
         MODE=mode,
         TABLES=mask.tables,
-        CHECK=ragged_columns or ragged_rows,
+        valid=None if valid is None else padding_plane(valid, heads),
+        CHECK=ragged_columns or ragged_rows or valid is not None,
         ROWS=tile.rows,
         COLS=tile.cols,
         OTHER_COLS=tile.cols,
@@ -90,6 +99,7 @@ def masked_forward(
     paths: Paths | None,
     scale: float,
     band: int | None = None,
+    valid: Tensor | None = None,
 ) -> None:
     """One of the kernel's modes.
 
@@ -106,6 +116,7 @@ def masked_forward(
         paths: "v2h", "h2v" or "2d"; None for no mask, to measure what it costs.
         scale: factor on the scores, positive for "hadamard".
         band: how many grid rows see each other, counted from the top; None for all.
+        valid: (B, H, W), False at keys that take no part; None for all.
     """
     _launch(
         attention_forward,
@@ -113,6 +124,7 @@ def masked_forward(
         q,
         v.shape[-1],
         mask,
+        valid,
         mode,
         band,
         q=field(q),
@@ -153,6 +165,7 @@ def masked_backward(
     paths: Paths | None,
     scale: float,
     band: int | None = None,
+    valid: Tensor | None = None,
 ) -> None:
     """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
 
@@ -170,6 +183,7 @@ def masked_backward(
             q,
             v.shape[-1],
             mask,
+            valid,
             mode,
             band,
             fixed_a=field(k if key_side else q),
@@ -195,7 +209,7 @@ def masked_backward(
 
 def _positive_scale(q: Tensor, options: AttentionOptions) -> tuple[Tensor, float, float]:
     """Queries, scale and the factor that both were changed by: the kernel takes the largest unscaled score."""
-    combine, _, scale = options
+    combine, _, scale, _ = options
     if combine == "logit" or scale > 0:
         return q, scale, 1.0
     factor = -1.0 if scale < 0 else 0.0
@@ -203,7 +217,13 @@ def _positive_scale(q: Tensor, options: AttentionOptions) -> tuple[Tensor, float
 
 
 def polyline_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward; see `Backend.polyline_attention`. Logits of "hadamard" are saved without their scale."""
     check_channels(q, v)
@@ -212,8 +232,8 @@ def polyline_attention(
     stats = torch.empty((2 * options.softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
     first = torch.empty((options.softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
     mask = make_mask(q, v, log_alpha, log_beta, options.combine)
-    second = first[0] if len(first) else None
-    masked_forward(q, k, v, mask, out, stats, second, options.combine, options.paths, scale)
+    kept = (stats, first[0] if len(first) else None) if options.save else (None, None)
+    masked_forward(q, k, v, mask, out, *kept, options.combine, options.paths, scale, valid=valid)
     return out, stats, first
 
 
@@ -228,6 +248,7 @@ def polyline_attention_backward(
     stats: Tensor,
     first: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
     check_channels(q, v)  # as forward: what another backend saved would not be of use here
@@ -238,7 +259,7 @@ def polyline_attention_backward(
     alpha_slots, beta_slots = Slots(slots, log_alpha), Slots(slots, log_beta)
     masked_backward(
         grad, q, k, v, mask, out, stats, first[0] if len(first) else None, grads, alpha_slots, beta_slots,
-        options.combine, options.paths, scale,
+        options.combine, options.paths, scale, valid=valid,
     )  # fmt: skip
     if factor != 1.0:
         grads[0].mul_(factor)

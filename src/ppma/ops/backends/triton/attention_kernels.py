@@ -22,11 +22,13 @@ import triton.language as tl
 from ppma.ops.backends.triton.tiles import (
     LOG2_E,
     decay_between,
+    end_softmax,
     head_of,
     kernel,
     load_plane,
     load_potential,
     load_tokens,
+    online_softmax,
     product,
     sign_of,
     store_plane,
@@ -82,21 +84,9 @@ def spread(x, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr):
     return tl.reshape(tl.broadcast_to(x, (ROWS, COLS, BLOCK_N)), (ROWS * COLS, BLOCK_N))
 
 
-@triton.jit
-def online_softmax(logits, peak, total, unit):
-    """One step of a running softmax: weights, correction of what was summed before, new peak, new total.
-
-    `unit` takes differences of logits to base 2.
-    """
-    new_peak = tl.maximum(peak, tl.max(logits, 1))
-    weights = tl.exp2((logits - new_peak[:, None]) * unit)
-    correction = tl.exp2((peak - new_peak) * unit)
-    return weights, correction, new_peak, total * correction + tl.sum(weights, 1)
-
-
 @kernel
 def attention_forward(
-    q, k, v, alpha, beta, out, first, stats, heads, H, W, octets, band, scale,
+    q, k, v, alpha, beta, valid, out, first, stats, heads, H, W, octets, band, scale,
     MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, TABLES: tl.constexpr, CHECK: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
@@ -104,12 +94,14 @@ def attention_forward(
     """Output, peak and total of each softmax and, of two softmaxes, the output of the first.
 
     Logits of "hadamard" are the products of queries and keys themselves: their scale, which is positive, is part of
-    `unit`. CHECK says that tiles reach beyond the grid where the mask does not tell. `stats` and `first` may be None.
+    `unit`. CHECK says that tiles reach beyond the grid where the mask does not tell. `stats` and `first` may be
+    None, and so may `valid`, 0 at keys that take no part.
     """
     BLOCK_M: tl.constexpr = ROWS * COLS
     BLOCK_N: tl.constexpr = OTHER_ROWS * OTHER_COLS
     LOG: tl.constexpr = MODE == "logit"
     TWO: tl.constexpr = LOG and (V2H and H2V)
+    PADDED: tl.constexpr = valid is not None
     batch, head, top, left, _, row, col = grid_tile(heads, H, W, ROWS, COLS)
     inside = (row < H) & (col < W)
     queries = load_tokens(q, batch, head, row, col, inside, D, BLOCK_D)
@@ -134,7 +126,9 @@ def attention_forward(
         for r in range(start, stop, OTHER_ROWS):
             key_row = r + n // OTHER_COLS
             key_inside = (key_row < stop) & (key_col < W)
-            if MODE == "linear":
+            if PADDED:
+                key_inside = load_plane(valid, 0, batch, head, key_row, key_col, key_inside) != 0
+            if MODE == "linear" or PADDED:
                 key = load_tokens(k, batch, head, key_row, key_col, key_inside, D, BLOCK_D)
                 value = load_tokens(v, batch, head, key_row, key_col, key_inside, DV, BLOCK_DV)
             else:  # copies of other keys in place of those outside, whose logits will be minus infinity
@@ -158,21 +152,21 @@ def attention_forward(
                     logits = tl.fma(scores, scale, along_other) + far
                 if CHECK:
                     logits = tl.where(key_inside[None, :], logits, float("-inf"))
-                weights, correction, peak, total = online_softmax(logits, peak, total, unit)
+                weights, correction, peak, total = online_softmax(logits, peak, total, unit, PADDED)
                 acc = product(weights.to(value.dtype), value, acc * correction[:, None], UPCAST)
                 if TWO:
                     logits = tl.fma(scores, scale, along_other) + far
                     if CHECK:
                         logits = tl.where(key_inside[None, :], logits, float("-inf"))
                     weights, correction, second_peak, second_total = online_softmax(
-                        logits, second_peak, second_total, unit
+                        logits, second_peak, second_total, unit, PADDED
                     )
                     second_acc = product(weights.to(value.dtype), value, second_acc * correction[:, None], UPCAST)
             else:
                 if MODE == "hadamard":
                     if CHECK:
                         scores = tl.where(key_inside[None, :], scores, float("-inf"))
-                    scores, correction, peak, total = online_softmax(scores, peak, total, unit)
+                    scores, correction, peak, total = online_softmax(scores, peak, total, unit, PADDED)
                     acc *= correction[:, None]
                 if V2H and H2V:
                     scores *= along_row * near + along_other * far
@@ -186,11 +180,13 @@ def attention_forward(
                     acc = product(scores.to(value.dtype), value, acc, UPCAST)
 
     if MODE != "linear":
+        peak, total = end_softmax(peak, total, PADDED)
         acc /= total[:, None]
         if stats is not None:
             store_plane(stats, 0, batch, head, row, col, inside, peak)
             store_plane(stats, 1, batch, head, row, col, inside, total)
     if TWO:
+        second_peak, second_total = end_softmax(second_peak, second_total, PADDED)
         second_acc /= second_total[:, None]
         if stats is not None:
             store_plane(stats, 2, batch, head, row, col, inside, second_peak)
@@ -219,13 +215,13 @@ def make_norms(stats, norms, softmax, batch, head, row, col, inside, delta):
 
 
 @triton.jit
-def softmax_again(logits, peak, total, unit, valid, CHECK: tl.constexpr):
+def softmax_again(logits, peak, total, unit, taking_part, CHECK: tl.constexpr):
     """The weights of a finished softmax; a single weight is exactly 1, because the log2 of its total is 0.
 
     Peak and total are kept apart: in their combination, the log-sum-exp, large logits would round the total away.
     """
     exponent = tl.fma(logits - peak, unit, -total)
-    return tl.exp2(tl.where(valid, exponent, float("-inf")) if CHECK else exponent)
+    return tl.exp2(tl.where(taking_part, exponent, float("-inf")) if CHECK else exponent)
 
 
 @triton.jit
@@ -237,7 +233,7 @@ def sum_of_columns(x, ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.con
 
 @kernel
 def attention_backward(
-    fixed_a, fixed_b, other_a, other_b, out, first, stats, norms, alpha, beta, grad_a, grad_b,
+    fixed_a, fixed_b, other_a, other_b, out, first, stats, norms, alpha, beta, valid, grad_a, grad_b,
     alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, octets, band, scale,
     MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr, TABLES: tl.constexpr,
     CHECK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr,
@@ -254,6 +250,7 @@ def attention_backward(
     BLOCK_N: tl.constexpr = OTHER_ROWS * OTHER_COLS
     LOG: tl.constexpr = MODE == "logit"
     LINEAR: tl.constexpr = MODE == "linear"
+    PADDED: tl.constexpr = valid is not None
     TWO: tl.constexpr = LOG and (NEAR and FAR)
     SHARE: tl.constexpr = 0.5 if TWO else 1.0
     # The first softmax is that of V2H, which is far from a key.
@@ -261,9 +258,12 @@ def attention_backward(
     FAR_SOFTMAX: tl.constexpr = 1 if TWO and not KEY_SIDE else 0
     batch, head, top, left, across, row, col = grid_tile(heads, H, W, ROWS, COLS)
     inside = (row < H) & (col < W)
-    if LINEAR:
-        a = load_tokens(fixed_a, batch, head, row, col, inside, D, BLOCK_D)
-        b = load_tokens(fixed_b, batch, head, row, col, inside, DV, BLOCK_DV)
+    real = inside
+    if PADDED and KEY_SIDE:
+        real = load_plane(valid, 0, batch, head, row, col, inside) != 0
+    if LINEAR or PADDED:
+        a = load_tokens(fixed_a, batch, head, row, col, real, D, BLOCK_D)
+        b = load_tokens(fixed_b, batch, head, row, col, real, DV, BLOCK_DV)
     else:  # copies of other tokens in place of those outside: their weights are of use to nobody, but finite
         a = load_tokens(fixed_a, batch, head, tl.minimum(row, H - 1), tl.minimum(col, W - 1), None, D, BLOCK_D)
         b = load_tokens(fixed_b, batch, head, tl.minimum(row, H - 1), tl.minimum(col, W - 1), None, DV, BLOCK_DV)
@@ -303,7 +303,9 @@ def attention_backward(
         for r in range(start, stop, OTHER_ROWS):
             other_row = r + n // OTHER_COLS
             other_inside = (other_row < stop) & (other_col < W)
-            if LINEAR:
+            if PADDED and not KEY_SIDE:
+                other_inside = load_plane(valid, 0, batch, head, other_row, other_col, other_inside) != 0
+            if LINEAR or PADDED:
                 oa = load_tokens(other_a, batch, head, other_row, other_col, other_inside, D, BLOCK_D)
                 ob = load_tokens(other_b, batch, head, other_row, other_col, other_inside, DV, BLOCK_DV)
             else:
@@ -327,7 +329,7 @@ def attention_backward(
             if FAR and not (TWO or LINEAR):
                 far_peak, far_total, far_delta = near_peak, near_total, near_delta
             # Outside the grid there is no weight: padded queries have none by their total, padded keys need a check.
-            valid = inside[:, None] if KEY_SIDE else other_inside[None, :]
+            taking_part = real[:, None] if KEY_SIDE else other_inside[None, :]
             # A mask is the product of `column` and `line`; `near` and `far` are the gradients of the log masks,
             # `weights` is what multiplies v.
             other = r if OTHER_ROWS == 1 else tl.minimum(other_row, stop - 1)[None, None, :]
@@ -347,19 +349,19 @@ def attention_backward(
                 weights = grad_scores
                 if NEAR:
                     logits = tl.fma(scores, scale, along_row) + near_column
-                    softmax = softmax_again(logits, near_peak, near_total, unit, valid, CHECK)
+                    softmax = softmax_again(logits, near_peak, near_total, unit, taking_part, CHECK)
                     near = unless_certain(softmax, softmax * (grads * SHARE - near_delta), oa)
                     weights += softmax
                     grad_scores += near
                 if FAR:
                     logits = tl.fma(scores, scale, along_other) + far_column
-                    softmax = softmax_again(logits, far_peak, far_total, unit, valid, CHECK)
+                    softmax = softmax_again(logits, far_peak, far_total, unit, taking_part, CHECK)
                     far = unless_certain(softmax, softmax * (grads * SHARE - far_delta), oa)
                     weights += softmax
                     grad_scores += far
             else:
                 if not LINEAR:
-                    scores = softmax_again(scores, near_peak, near_total, unit, valid, CHECK)
+                    scores = softmax_again(scores, near_peak, near_total, unit, taking_part, CHECK)
                 if KEY_SIDE or LINEAR:
                     if NEAR and FAR:
                         mask = along_row * near_column + along_other * far_column

@@ -14,9 +14,9 @@ from ppma.ops.backends.triton.configs import line_configs, line_tokens
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
 from ppma.ops.backends.triton.potentials import gradients, potentials
-from ppma.ops.backends.triton.tiles import Field, field
+from ppma.ops.backends.triton.tiles import Field, field, padding_plane
 from ppma.ops.layout import heads_last_empty
-from ppma.ops.options import AttentionOptions, Combine
+from ppma.ops.options import AttentionOptions
 
 COLUMNS, ROWS = 2, 3  # the axis along which a line runs
 
@@ -45,8 +45,11 @@ NO_GRADIENTS = _Gradients(None, None, None)
 class _Lines:
     """All lines along one grid axis, and the attention maps within them."""
 
-    def __init__(self, axis: int, q: Tensor, k: Tensor, potential: Tensor, combine: Combine, scale: float) -> None:
-        self.axis, self.q, self.k, self.combine, self.scale = axis, q, k, combine, scale
+    def __init__(
+        self, axis: int, q: Tensor, k: Tensor, potential: Tensor, valid: Tensor | None, options: AttentionOptions
+    ) -> None:
+        self.axis, self.q, self.k, self.valid = axis, q, k, valid
+        self.combine, _, self.scale, _ = options
         self.potential = potential
         # The largest logit and the sum of each softmax, which `apply` leaves for the gradients.
         self.stats = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
@@ -63,6 +66,11 @@ class _Lines:
         """(planes, B, heads, H, W) as (planes, B, heads, lines, positions)."""
         return field(tensor if self.axis == ROWS else tensor.transpose(3, 4))
 
+    def _valid(self, heads: int) -> Field:
+        """(B, H, W) as (1, B, heads, lines, positions)."""
+        assert self.valid is not None
+        return padding_plane(self.valid if self.axis == ROWS else self.valid.transpose(1, 2), heads)
+
     def _launch(self, kernel: Any, kind: str, dv: int, **arguments: Any) -> None:
         batch, heads, *_, d = self.q.shape
         n = self.q.shape[self.axis]
@@ -74,6 +82,7 @@ class _Lines:
             (batch * heads * lines * triton.cdiv(n, tokens),),
             line_configs(kind, self.q.dtype, n, channels),
             potential=self._plane(self.potential),
+            valid=None if self.valid is None else self._valid(heads),
             stats=self._plane(self.stats),
             heads=heads,
             lines=lines,
@@ -196,19 +205,25 @@ class _Lines:
 
 
 def _rows_and_columns(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: Combine, scale: float
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions, valid: Tensor | None
 ) -> tuple[_Lines, _Lines]:
-    alpha, beta = potentials(log_alpha, log_beta, combine)
-    return _Lines(ROWS, q, k, alpha, combine, scale), _Lines(COLUMNS, q, k, beta, combine, scale)
+    alpha, beta = potentials(log_alpha, log_beta, options.combine)
+    return _Lines(ROWS, q, k, alpha, valid, options), _Lines(COLUMNS, q, k, beta, valid, options)
 
 
 def criss_cross_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale = options
+    paths = options.paths
     check_channels(q, v)
-    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid)
     if paths == "v2h":
         return rows.apply(columns.apply(v))
     if paths == "h2v":
@@ -225,11 +240,12 @@ def criss_cross_attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
-    combine, paths, scale = options
+    paths = options.paths
     check_channels(q, v)
-    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid)
     share = options.path_weight
     grad = grad if share == 1.0 else grad * share
     if paths == "2d":

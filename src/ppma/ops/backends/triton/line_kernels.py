@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from ppma.ops.backends.triton.tiles import (
+    LOG2_E,
+    end_softmax,
     head_of,
     kernel,
     load_plane,
@@ -39,13 +41,13 @@ def line_tile(heads, lines, n, BLOCK_M: tl.constexpr):
 
 @kernel
 def line_forward(
-    q, k, v, second_v, potential, add, out, second_out, stats, heads, lines, n, scale, share,
+    q, k, v, second_v, potential, valid, add, out, second_out, stats, heads, lines, n, scale, share,
     MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
-    `second_v` and `add` may be None.
+    `second_v` and `add` may be None, and so may `valid`, 0 at keys that take no part.
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
@@ -59,6 +61,8 @@ def line_forward(
     for start in range(0, n, BLOCK_N):
         other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
+        if valid is not None:
+            other_inside = load_plane(valid, 0, batch, head, line, other, other_inside) != 0
         key = load_tokens(k, batch, head, line, other, other_inside, D, BLOCK_D)
         value = load_tokens(v, batch, head, line, other, other_inside, DV, BLOCK_DV)
         scores = scores_of(queries, key, scale, UPCAST)
@@ -68,7 +72,7 @@ def line_forward(
             log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
             if MODE == "logit":
                 scores += with_cuts(log_mask)
-        weights, correction, peak, total = online_softmax(scores, peak, total)
+        weights, correction, peak, total = online_softmax(scores, peak, total, LOG2_E, valid is not None)
         if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
         weights = weights.to(value.dtype)
@@ -77,6 +81,7 @@ def line_forward(
             value = load_tokens(second_v, batch, head, line, other, other_inside, DV, BLOCK_DV)
             second_acc = product(weights, value, second_acc * correction[:, None], UPCAST)
 
+    peak, total = end_softmax(peak, total, valid is not None)
     acc /= total[:, None]
     if add is not None:
         acc += load_tokens(add, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)
@@ -89,7 +94,7 @@ def line_forward(
 
 @kernel
 def line_backward(
-    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, stats, delta,
+    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, valid, stats, delta,
     add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale,
     MODE: tl.constexpr, KEY_SIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
@@ -103,11 +108,14 @@ def line_backward(
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
-    a = load_tokens(fixed_a, batch, head, line, position, inside, D, BLOCK_D)
+    real = inside
+    if KEY_SIDE and valid is not None:
+        real = load_plane(valid, 0, batch, head, line, position, inside) != 0
+    a = load_tokens(fixed_a, batch, head, line, position, real, D, BLOCK_D)
     if grad_a is not None:
-        b = load_tokens(fixed_b, batch, head, line, position, inside, DV, BLOCK_DV)
+        b = load_tokens(fixed_b, batch, head, line, position, real, DV, BLOCK_DV)
         if second_other_b is not None:
-            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, BLOCK_DV)
+            second_b = load_tokens(second_fixed_b, batch, head, line, position, real, DV, BLOCK_DV)
     if not KEY_SIDE:
         peak, norm = load_softmax(stats, 0, batch, head, line, position, inside, LOG=False)
         peak, norm = peak[:, None], norm[:, None]
@@ -128,6 +136,8 @@ def line_backward(
     for start in range(0, n, BLOCK_N):
         other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
+        if not KEY_SIDE and valid is not None:
+            other_inside = load_plane(valid, 0, batch, head, line, other, other_inside) != 0
         oa = load_tokens(other_a, batch, head, line, other, other_inside, D, BLOCK_D)
         ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, BLOCK_DV)
         if KEY_SIDE:
@@ -141,7 +151,7 @@ def line_backward(
             log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
             if MODE == "logit":
                 scores += with_cuts(log_mask)
-        softmax = softmax_again(scores, peak, norm, inside[:, None] & other_inside[None, :], LOG=False)
+        softmax = softmax_again(scores, peak, norm, real[:, None] & other_inside[None, :], LOG=False)
         weights = softmax
         if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)

@@ -7,6 +7,7 @@ the two comes first is always decided by position, never by comparing potentials
 import inspect
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,13 +34,51 @@ def field(tensor: Tensor) -> Field:
     return Field(tensor, strides, 1 if reach >= 2**31 else None)
 
 
+def padding_plane(valid: Tensor, heads: int) -> Field:
+    """A (B, H, W) of truth values as a plane, the same for all heads."""
+    return field(valid.view(torch.uint8)[None, :, None].expand(1, -1, heads, -1, -1))
+
+
 # Extents and counts are not specialised, and numbers for each token need no alignment: a kernel that was compiled for
 # one image size serves the others. Only the strides of values and the tiles are part of a variant.
-_EXTENTS = ("heads", "H", "W", "band", "lines", "n", "slots", "after", "channels", "slot_stride", "octets",
-            "start", "rows", "reference", "last_reference", "direction")  # fmt: skip
-_PLANES = ("stats", "norms", "delta", "potential", "moved", "alpha_own", "alpha_corner", "beta_own", "beta_corner",
-           "log_alpha", "log_beta", "log_decay", "alpha_parts", "beta_parts", "grad_alpha", "grad_beta",
-           "grad_log")  # fmt: skip
+_EXTENTS = [
+    "heads",
+    "H",
+    "W",
+    "band",
+    "lines",
+    "n",
+    "slots",
+    "after",
+    "channels",
+    "slot_stride",
+    "octets",
+    "start",
+    "rows",
+    "reference",
+    "last_reference",
+    "direction",
+]
+_PLANES = [
+    "stats",
+    "norms",
+    "delta",
+    "potential",
+    "moved",
+    "valid",
+    "alpha_own",
+    "alpha_corner",
+    "beta_own",
+    "beta_corner",
+    "log_alpha",
+    "log_beta",
+    "log_decay",
+    "alpha_parts",
+    "beta_parts",
+    "grad_alpha",
+    "grad_beta",
+    "grad_log",
+]
 
 
 def kernel(function: Any) -> Any:
@@ -212,12 +251,25 @@ def sign_of(a, b):
 
 
 @triton.jit
-def online_softmax(scores, peak, total):
-    """One step of a running softmax: weights, correction of what was summed before, new peak, new total."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2((scores - new_peak[:, None]) * LOG2_E)
-    correction = tl.exp2((peak - new_peak) * LOG2_E)
+def online_softmax(logits, peak, total, unit, EMPTY: tl.constexpr):
+    """One step of a running softmax: weights, correction of what was summed before, new peak, new total.
+
+    `unit` takes differences of logits to base 2. EMPTY says that there may be rows without a finite logit.
+    """
+    new_peak = tl.maximum(peak, tl.max(logits, 1))
+    finite = tl.maximum(new_peak, -3e38) if EMPTY else new_peak
+    weights = tl.exp2((logits - finite[:, None]) * unit)
+    correction = tl.exp2((peak - finite) * unit)
     return weights, correction, new_peak, total * correction + tl.sum(weights, 1)
+
+
+@triton.jit
+def end_softmax(peak, total, EMPTY: tl.constexpr):
+    """Peak and total of a finished softmax, those of an empty row such that its weights stay 0."""
+    if EMPTY:
+        return tl.where(total == 0, 0.0, peak), tl.where(total == 0, 1.0, total)
+    else:
+        return peak, total
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 // "hadamard": the usual running maximum and sum of the unmasked softmax; the mask multiplies what is accumulated.
 // "logit": one running softmax of scores plus log mask for each path.
 #include "attention_tiles.h"
+#include "small_attention.h"
 
 using namespace ppma;
 
@@ -31,6 +32,11 @@ struct Softmax {
       for (int64_t c = 0; c < channels; c += kLanes) store(row + c, load(row + c) * factor);
     }
     return top[query] == -__builtin_inff() ? 0.0f : top[query];
+  }
+
+  // No valid key, no weights: 0 instead of 0 / 0, here and where the backward pass uses the same numbers.
+  void close(int64_t query) {
+    if (total[query] == 0.0f) top[query] = 0.0f, total[query] = 1.0f;
   }
 };
 
@@ -168,24 +174,29 @@ class Forward {
     return largest(max(top, select(inside, load(row + c), top)));
   }
 
-  // Calls body(key row, key column, vector of weights in memory, which lanes are inside) for the keys of a tile.
+  // Calls body(key row, key column, vector of weights, where it lies, which lanes are inside) for the keys of a tile. Each
+  // vector is loaded before the body stores the one before it, whose last lanes may be its first: a load of what has just
+  // been stored in part waits for the store.
   template <class Body>
   static void each_vector(const Run& keys, float* row, Body body) {
+    Vec next = load(row);
     for (int64_t t = 0; t < keys.rows; ++t) {
       for (int64_t l = 0; l < keys.columns; l += kLanes) {
         IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
-        body(t, l, row + t * keys.columns + l, inside);
+        float* at = row + t * keys.columns + l;
+        Vec here = next;
+        next = load(l + kLanes < keys.columns ? at + kLanes : row + (t + 1) * keys.columns);
+        body(t, l, here, at, inside);
       }
     }
   }
 
   void multiply_mask(int64_t r, int64_t j, const Run& keys, float* row) {
     const float* of_query_row = own_.mask.of_query_row(r, j);
-    each_vector(keys, row, [&](int64_t t, int64_t l, float* at, IntVec inside) {
+    each_vector(keys, row, [&](int64_t t, int64_t l, Vec p, float* at, IntVec inside) {
       Vec mask{};
       if (v2h_) mask += load(of_query_row + l) * load(own_.mask.at_keys(r, t) + l);
       if (h2v_) mask += load(own_.mask.of_key_row(t, j) + l) * own_.mask.at_queries(r, t)[j];
-      Vec p = load(at);
       store(at, select(inside, p * mask, p));
     });
   }
@@ -194,8 +205,7 @@ class Forward {
     const float* of_query_row = own_.mask.of_query_row(r, j);
     const Vec none = splat(-__builtin_inff());
     Vec top[2] = {none, none};
-    each_vector(keys, row, [&](int64_t t, int64_t l, float* at, IntVec inside) {
-      Vec score = load(at);
+    each_vector(keys, row, [&](int64_t t, int64_t l, Vec score, float* at, IntVec inside) {
       if (h2v_) {
         Vec logit = score + (load(own_.mask.of_key_row(t, j) + l) + own_.mask.at_queries(r, t)[j]);
         top[softmaxes_ - 1] = max(top[softmaxes_ - 1], select(inside, logit, none));
@@ -217,6 +227,8 @@ class Forward {
       int64_t i = queries.row + query / queries.columns, j = queries.column + query % queries.columns;
       int64_t token = heads_before * params_.tokens() + i * params_.width + j;
       for (int s = 0; s < softmaxes_; ++s) {
+        own_.softmax[s].close(query);
+        if (!results_.stats) continue;
         results_.stats[2 * s * all * params_.tokens() + token] = own_.softmax[s].top[query];
         results_.stats[(2 * s + 1) * all * params_.tokens() + token] = own_.softmax[s].total[query];
       }
@@ -227,7 +239,7 @@ class Forward {
         int count = params_.dv - c < kLanes ? static_cast<int>(params_.dv - c) : kLanes;
         Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
         if (softmaxes_ == 2) {
-          store_part(results_.first + token * params_.dv + c, result, count);
+          if (results_.stats) store_part(results_.first + token * params_.dv + c, result, count);
           result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
         }
         store_part(out + c, result, count);
@@ -248,7 +260,9 @@ class Forward {
 
 }  // namespace
 
+// Without `stats` nothing is kept for a backward pass.
 PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first) {
+  if (!stats && is_small(*params)) return small_attention(*params, *out);
   Results results{*out, stats, first};
   return params->logit ? Forward<true>::run(*params, results) : Forward<false>::run(*params, results);
 }

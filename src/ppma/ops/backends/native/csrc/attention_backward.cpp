@@ -224,6 +224,9 @@ class Backward {
     float top[2] = {own_.top[0][query], own_.top[two_][query]};
     float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
     float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
+    // Loaded before the vector in front of it is stored, whose last lanes may be its first: a load of what has just been
+    // stored in part waits for the store.
+    Vec next_score = load(own_.scores + query * stride), next_grad = load(own_.grad_map + query * stride);
     for (int64_t t = 0; t < keys.rows; ++t) {
       float* scores = own_.scores + query * stride + t * keys.columns;
       float* grad_map = own_.grad_map + query * stride + t * keys.columns;
@@ -234,7 +237,9 @@ class Backward {
       Vec at_this_query{};
       for (int64_t l = 0; l < keys.columns; l += kLanes) {
         IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
-        Vec score = load(scores + l), grad = load(grad_map + l), x{}, xt{}, weight{}, grad_score;
+        Vec score = next_score, grad = next_grad, x{}, xt{}, weight{}, grad_score;
+        int64_t next = std::min(l + kLanes, keys.columns);
+        next_score = load(scores + next), next_grad = load(grad_map + next);
         if (kLogit) {
           if (v2h_) {
             Vec logit = score + (load(of_query_row + l) + load(at_keys + l));

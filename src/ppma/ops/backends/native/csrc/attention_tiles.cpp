@@ -2,6 +2,16 @@
 #include "attention_tiles.h"
 
 namespace ppma {
+namespace {
+
+void add_bias(float* row, const float* bias, int64_t count) {
+  for (int64_t c = 0; c < count; c += kLanes) {
+    int here = count - c < kLanes ? static_cast<int>(count - c) : kLanes;
+    store(row + c, load(row + c) + load_part(bias + c, here));
+  }
+}
+
+}  // namespace
 
 void GridPotentials::fill(Team team) {
   const AttentionParams& params = head_.params;
@@ -25,6 +35,9 @@ void score_tile(const Head& head, const float* queries, int64_t count, const Run
   // The scale comes after the product, and log2(e) nowhere: scores that float32 can hold keep their exact distances.
   product(rows_of(queries, padded(params.d)), {keys_transposed, stride}, count, padded(keys.tokens()), params.d,
           ScoreStore{scores, stride, params.scale});
+  if (!params.key_bias) return;
+  const float* bias = params.key_bias + head.batch * params.tokens() + keys.row * params.width + keys.column;
+  for (int64_t query = 0; query < count; ++query) add_bias(scores + query * stride, bias, keys.tokens());
 }
 
 }  // namespace ppma

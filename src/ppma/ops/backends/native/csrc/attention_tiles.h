@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "lines.h"
+#include "decay_matrix.h"
 #include "parallel.h"
 #include "params.h"
 #include "product.h"

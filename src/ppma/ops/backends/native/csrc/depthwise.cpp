@@ -3,7 +3,7 @@
 //
 // A task is a block of channels of a band of rows of one image. It walks down the band with the last K rows of act(x)
 // in a ring buffer with zeros around them, so that every input is read, and its GELU computed, once (twice where bands
-// meet). Bands depend on the shape alone, so the sums of the weight gradient do too.
+// meet). Blocks and bands depend on the shape alone, so the sums of the weight gradient do too.
 #include <algorithm>
 #include <cstring>
 
@@ -15,106 +15,142 @@ using namespace ppma;
 
 namespace {
 
-constexpr int64_t kBlock = 32;  // channels of a task
-constexpr int kVecs = kBlock / kLanes;
-constexpr int64_t kOutputs = 4;  // neighbouring outputs computed together, which share their inputs
+// Neighbouring outputs computed together. Their sums, a row of taps and one input fit in 16 registers.
+constexpr int kOutputs = 7;
 constexpr int64_t kEnoughTasks = 16;
+constexpr int64_t kAhead = 8;       // pixels that are prefetched: a block's part of a pixel is too short for the hardware
+constexpr int64_t kRingFloats = 48 << 10;  // of all rings of a task, which stay in the second-level cache
+constexpr int64_t kNarrowBlock = 64;
+constexpr int64_t kFlushRows = 8;   // after so many rows the float sums of the tap gradients go into double ones
+
+inline Vec load_lanes(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_part(from, lanes); }
+inline void store_lanes(float* to, Vec x, int lanes) {
+  if (lanes == kLanes)
+    store(to, x);
+  else
+    store_part(to, x, lanes);
+}
 
 struct Shape {
   int64_t batch, height, width, channels;
+  int64_t block;  // channels of a task, a multiple of kLanes
+  int64_t band;   // rows of a task
 
-  int64_t blocks() const { return (channels + kBlock - 1) / kBlock; }
-  int64_t band_rows() const {
-    int64_t tasks = batch * blocks();
-    if (tasks >= kEnoughTasks) return height;
-    return std::max<int64_t>(4, (height * tasks + kEnoughTasks - 1) / kEnoughTasks);
+  Shape(const int64_t* sizes, int kernel, int rings)
+      : batch(sizes[0]), height(sizes[1]), width(sizes[2]), channels(sizes[3]) {
+    // Whole pixels where there is work enough to divide: long runs of memory.
+    int64_t whole = (channels + kLanes - 1) / kLanes * kLanes;
+    int64_t fitting = kRingFloats / (rings * kernel * (width + kernel - 1)) / kNarrowBlock * kNarrowBlock;
+    block = std::min(whole, std::max(kNarrowBlock, batch >= kEnoughTasks / 4 && width >= 28 ? fitting : 0));
+    int64_t images = batch * blocks();
+    band = images >= kEnoughTasks ? height : std::max<int64_t>(4, (height * images + kEnoughTasks - 1) / kEnoughTasks);
   }
-  int64_t bands() const { return (height + band_rows() - 1) / band_rows(); }
+  int64_t blocks() const { return (channels + block - 1) / block; }
+  int64_t bands() const { return (height + band - 1) / band; }
   int64_t tasks() const { return batch * blocks() * bands(); }
 };
 
 struct Task {
   int64_t image, channel, begin, end;  // rows [begin, end)
-  int count;                           // channels
+  int64_t count;                       // channels
 
   Task(const Shape& shape, int64_t index) {
-    int64_t band = index % shape.bands(), rest = index / shape.bands();
-    channel = rest % shape.blocks() * kBlock;
+    int64_t rest = index / shape.bands();
+    channel = rest % shape.blocks() * shape.block;
     image = rest / shape.blocks();
-    begin = band * shape.band_rows();
-    end = std::min(shape.height, begin + shape.band_rows());
-    count = static_cast<int>(std::min(kBlock, shape.channels - channel));
+    begin = index % shape.bands() * shape.band;
+    end = std::min(shape.height, begin + shape.band);
+    count = std::min(shape.block, shape.channels - channel);
   }
-
-  // Lanes of vector `vec` that exist.
-  int lanes(int vec) const { return std::clamp(count - vec * kLanes, 0, kLanes); }
-  Vec load_lanes(const float* from, int vec) const {
-    return lanes(vec) == kLanes ? load(from + vec * kLanes) : load_part(from + vec * kLanes, lanes(vec));
-  }
-  void store_lanes(float* to, Vec x, int vec) const {
-    if (lanes(vec) == kLanes)
-      store(to + vec * kLanes, x);
-    else
-      store_part(to + vec * kLanes, x, lanes(vec));
-  }
+  // Lanes that exist of the vector at channel c of the block.
+  int lanes(int64_t c) const { return static_cast<int>(std::min<int64_t>(kLanes, count - c)); }
+  float* pixel(const View& x, int64_t y, int64_t j) const { return x.at(image, y, j, 0) + channel; }
 };
 
-// K rows of a block of channels with K / 2 zero columns on the left and at least as many on the right.
+// K rows of a block of channels with K / 2 zero columns on either side.
 template <int K>
 struct Ring {
   float* data;
-  int64_t row_floats;
+  int64_t block, row_floats;
 
-  static int64_t row_size(int64_t width) {
-    return ((width + kOutputs - 1) / kOutputs * kOutputs + K - 1) * kBlock;
-  }
-  static int64_t size(int64_t width) { return K * row_size(width); }
+  static int64_t size(const Shape& shape) { return K * (shape.width + K - 1) * shape.block; }
 
-  Ring(float* memory, int64_t width) : data(memory), row_floats(row_size(width)) {
-    std::memset(data, 0, sizeof(float) * size(width));
+  Ring(float* memory, const Shape& shape)
+      : data(memory), block(shape.block), row_floats((shape.width + K - 1) * shape.block) {
+    std::memset(data, 0, sizeof(float) * size(shape));
   }
   // Row `y` of the image, from its first padding column; y >= -K / 2.
   float* row(int64_t y) const { return data + (y + K) % K * row_floats; }
-  float* inside(int64_t y) const { return row(y) + K / 2 * kBlock; }
+  float* inside(int64_t y) const { return row(y) + K / 2 * block; }
 };
 
-// conv[o] for the outputs at columns j .. j + kOutputs - 1 of row y.
-template <int K>
-inline void convolve(const Ring<K>& ring, int64_t y, int64_t j, int vec, const Vec (&taps)[K * K],
-                     Vec (&sums)[kOutputs]) {
-#pragma GCC unroll 8
+// Adds to sums[o] the convolution at kOutputs or fewer neighbouring columns. rows[ky] is the upper left input of row ky;
+// pixels lie `block` apart, and so do the taps.
+template <int K, int kCount>
+inline void convolve(const float* const (&rows)[K], const float* taps, int64_t block, Vec (&sums)[kCount]) {
+#pragma GCC unroll 1
   for (int ky = 0; ky < K; ++ky) {
-    const float* row = ring.row(y + ky - K / 2) + j * kBlock + vec * kLanes;
+    const float* row = rows[ky];
+    Vec tap[K];
+#pragma GCC unroll 8
+    for (int kx = 0; kx < K; ++kx) tap[kx] = load(taps + (ky * K + kx) * block);
 #pragma GCC unroll 16
-    for (int kx = 0; kx < K + kOutputs - 1; ++kx) {
-      Vec x = load(row + kx * kBlock);
-#pragma GCC unroll 4
-      for (int o = 0; o < kOutputs; ++o) {
-        if (kx - o >= 0 && kx - o < K) sums[o] += x * taps[ky * K + kx - o];
+    for (int column = 0; column < kCount + K - 1; ++column) {
+      Vec x = load(row + column * block);
+#pragma GCC unroll 8
+      for (int o = 0; o < kCount; ++o) {
+        if (column - o >= 0 && column - o < K) sums[o] += x * tap[column - o];
       }
     }
   }
 }
 
-// The taps of a task's channels, [ky][kx][channel], turned by half a turn for the gradient; `centre` is added to the
+// Calls action with each count of 1 .. kOutputs as a constant.
+template <int kCount = kOutputs, class Action>
+inline void with_count(int64_t count, Action action) {
+  if constexpr (kCount > 0) {
+    if (count == kCount)
+      action(std::integral_constant<int, kCount>{});
+    else
+      with_count<kCount - 1>(count, action);
+  }
+}
+
+// Convolves row y of a ring: start(j, c) gives the first term of a vector of outputs, finish(j, c, sum) takes the result.
+template <int K, class Start, class Finish>
+void convolve_row(const Ring<K>& ring, const float* taps, const Shape& shape, const Task& task, int64_t y, Start start,
+                  Finish finish) {
+  int64_t tiles = (shape.width + kOutputs - 1) / kOutputs;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    int64_t j = shape.width * tile / tiles;
+    with_count(shape.width * (tile + 1) / tiles - j, [&](auto outputs) {
+      for (int64_t c = 0; c < task.count; c += kLanes) {
+        const float* rows[K];
+        for (int ky = 0; ky < K; ++ky) rows[ky] = ring.row(y + ky - K / 2) + j * ring.block + c;
+        Vec sums[outputs.value];
+#pragma GCC unroll 8
+        for (int o = 0; o < outputs.value; ++o) sums[o] = start(j + o, c);
+        convolve<K>(rows, taps + c, ring.block, sums);
+#pragma GCC unroll 8
+        for (int o = 0; o < outputs.value; ++o) finish(j + o, c, sums[o]);
+      }
+    });
+  }
+}
+
+// The taps of a task's channels, [ky][kx][channel], rotated by 180 degrees for the gradient; `centre` is added to the
 // middle one.
 template <int K>
-void pack_taps(const float* weight, const Task& task, bool turned, float centre, float* taps) {
-  std::memset(taps, 0, sizeof(float) * K * K * kBlock);
+void pack_taps(const float* weight, const Task& task, int64_t block, bool rotated, float centre, float* taps) {
+  std::memset(taps, 0, sizeof(float) * K * K * block);
   for (int tap = 0; tap < K * K; ++tap) {
-    int from = turned ? K * K - 1 - tap : tap;
-    for (int c = 0; c < task.count; ++c) taps[tap * kBlock + c] = weight[(task.channel + c) * K * K + from];
+    int from = rotated ? K * K - 1 - tap : tap;
+    for (int64_t c = 0; c < task.count; ++c) taps[tap * block + c] = weight[(task.channel + c) * K * K + from];
   }
-  for (int c = 0; c < task.count; ++c) taps[K * K / 2 * kBlock + c] += centre;
+  for (int64_t c = 0; c < task.count; ++c) taps[K * K / 2 * block + c] += centre;
 }
 
-// One vector of the packed taps, to be kept in registers.
-template <int K>
-inline void load_taps(const float* packed, int vec, Vec (&taps)[K * K]) {
-  for (int tap = 0; tap < K * K; ++tap) taps[tap] = load(packed + tap * kBlock + vec * kLanes);
-}
-
-// Fills row y of a ring with make(vector of x), or with zeros outside the image.
+// Fills row y of a ring with make(vector of x, offset in the row), or with zeros outside the image.
 template <int K, class Make>
 void fill(const Ring<K>& ring, const View& x, const Shape& shape, const Task& task, int64_t y, Make make) {
   if (y < 0 || y >= shape.height) {
@@ -122,133 +158,172 @@ void fill(const Ring<K>& ring, const View& x, const Shape& shape, const Task& ta
     return;
   }
   float* to = ring.inside(y);
-  const float* from = x.at(task.image, y, 0, 0) + task.channel;
-  for (int64_t j = 0; j < shape.width; ++j) {
-    for (int vec = 0; vec < kVecs; ++vec) {
-      Vec value = task.load_lanes(from + j * x.stride[2], vec);
-      store(to + j * kBlock + vec * kLanes, make(value, y, j, vec));
+  const float* from = task.pixel(x, y, 0);
+  int64_t whole = task.count / kLanes * kLanes;
+  for (int64_t j = 0; j < shape.width; ++j, from += x.stride[2]) {
+    int64_t at = j * ring.block;
+    for (int64_t c = 0; c < whole; c += kLanes) {
+      if (c % 16 == 0) __builtin_prefetch(from + kAhead * x.stride[2] + c);
+      store(to + at + c, make(load(from + c), at + c));
     }
+    if (whole < task.count) store(to + at + whole, make(load_part(from + whole, task.lanes(whole)), at + whole));
   }
 }
 
 template <int K, bool kGelu>
 int forward(const View& x, const float* weight, const float* bias, const View* base, const View& out,
-            const Shape& shape, int threads) {
+            const int64_t* sizes, int threads) {
+  Shape shape(sizes, K, 1);
   std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
-    float* memory = Scratch::floats(K * K * kBlock + Ring<K>::size(shape.width));
-    if (!memory) {
+    float* taps = Scratch::floats((K * K + 1) * shape.block + Ring<K>::size(shape));
+    if (!taps) {
       failed = true;
       return;
     }
-    pack_taps<K>(weight, task, false, base ? 0.0f : 1.0f, memory);
-    Ring<K> ring(memory + K * K * kBlock, shape.width);
-    auto activate = [](Vec value, int64_t, int64_t, int) { return kGelu ? gelu(value).value : value; };
+    float* offsets = taps + K * K * shape.block;
+    pack_taps<K>(weight, task, shape.block, false, base ? 0.0f : 1.0f, taps);
+    for (int64_t c = 0; c < shape.block; ++c) offsets[c] = bias && c < task.count ? bias[task.channel + c] : 0.0f;
+    Ring<K> ring(offsets + shape.block, shape);
+    auto activate = [](Vec value, int64_t) { return kGelu ? gelu(value).value : value; };
     for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill(ring, x, shape, task, y, activate);
     for (int64_t y = task.begin; y < task.end; ++y) {
       fill(ring, x, shape, task, y + K / 2, activate);
-      for (int vec = 0; vec < kVecs && task.lanes(vec) > 0; ++vec) {
-        Vec offset = bias ? task.load_lanes(bias + task.channel, vec) : Vec{};
-        Vec taps[K * K];
-        load_taps<K>(memory, vec, taps);
-        for (int64_t j = 0; j < shape.width; j += kOutputs) {
-          Vec sums[kOutputs];
-          for (auto& sum : sums) sum = offset;
-          convolve<K>(ring, y, j, vec, taps, sums);
-          for (int64_t o = 0; o < std::min(kOutputs, shape.width - j); ++o) {
-            if (base) sums[o] += task.load_lanes(base->at(task.image, y, j + o, 0) + task.channel, vec);
-            task.store_lanes(out.at(task.image, y, j + o, 0) + task.channel, sums[o], vec);
-          }
-        }
+      float* to = task.pixel(out, y, 0);
+      auto finish = [&](int64_t j, int64_t c, Vec sum) { store_lanes(to + j * out.stride[2] + c, sum, task.lanes(c)); };
+      if (base) {
+        const float* from = task.pixel(*base, y, 0);
+        convolve_row(
+            ring, taps, shape, task, y,
+            [&](int64_t j, int64_t c) {
+              return load(offsets + c) + load_lanes(from + j * base->stride[2] + c, task.lanes(c));
+            },
+            finish);
+      } else {
+        convolve_row(ring, taps, shape, task, y, [&](int64_t, int64_t c) { return load(offsets + c); }, finish);
       }
     }
   });
   return failed;
 }
 
-// Adds the products of one row of grad with the rows of act(x) around it to the sums of the taps, and grad itself to
-// the sum of the bias.
-template <int K>
-void add_tap_gradients(const Ring<K>& grads, const Ring<K>& values, int64_t y, int64_t width, double* sums) {
-  for (int vec = 0; vec < kVecs; ++vec) {
-    const float* grad = grads.inside(y) + vec * kLanes;
-    auto add = [&](int tap, Vec part) {
-      for (int lane = 0; lane < kLanes; ++lane) sums[tap * kBlock + vec * kLanes + lane] += part[lane];
-    };
-    for (int ky = 0; ky < K; ++ky) {
-      const float* row = values.row(y + ky - K / 2) + vec * kLanes;
-      Vec parts[K] = {};
-      for (int64_t j = 0; j < width; ++j) {
-        Vec g = load(grad + j * kBlock);
+// Adds the products of a row of grad with kRows rows of values, as far as they lie under the kernel's taps, to the float
+// sums of these taps, which stay in registers along the row beside kTile gradients.
+template <int K, int kRows, int kTile>
+inline void add_tap_row(const float* grad, const float* const* rows, int64_t block, int64_t width, float* sums) {
+  Vec parts[kRows][K];
 #pragma GCC unroll 8
-        for (int kx = 0; kx < K; ++kx) parts[kx] += g * load(row + (j + kx) * kBlock);
+  for (int ky = 0; ky < kRows; ++ky)
+#pragma GCC unroll 8
+    for (int kx = 0; kx < K; ++kx) parts[ky][kx] = load(sums + (ky * K + kx) * block);
+  auto add = [&](int64_t j, auto tile) {
+    Vec grads[tile.value];
+#pragma GCC unroll 8
+    for (int o = 0; o < tile.value; ++o) grads[o] = load(grad + (j + o) * block);
+#pragma GCC unroll 16
+    for (int column = 0; column < tile.value + K - 1; ++column)
+#pragma GCC unroll 8
+      for (int ky = 0; ky < kRows; ++ky) {
+        Vec x = load(rows[ky] + (j + column) * block);
+#pragma GCC unroll 8
+        for (int o = 0; o < tile.value; ++o) {
+          if (column - o >= 0 && column - o < K) parts[ky][column - o] += x * grads[o];
+        }
       }
-      for (int kx = 0; kx < K; ++kx) add(ky * K + kx, parts[kx]);
+  };
+  int64_t j = 0;
+  for (; j + kTile <= width; j += kTile) add(j, std::integral_constant<int, kTile>{});
+  for (; j < width; ++j) add(j, std::integral_constant<int, 1>{});
+#pragma GCC unroll 8
+  for (int ky = 0; ky < kRows; ++ky)
+#pragma GCC unroll 8
+    for (int kx = 0; kx < K; ++kx) store(sums + (ky * K + kx) * block, parts[ky][kx]);
+}
+
+// Row y of the tap gradients, [ky][kx][channel], and the gradient of the bias behind them.
+template <int K>
+void add_tap_gradients(const Ring<K>& grads, const Ring<K>& values, const Shape& shape, const Task& task, int64_t y,
+                       float* sums) {
+  int64_t block = shape.block;
+  for (int64_t c = 0; c < task.count; c += kLanes) {
+    const float* grad = grads.inside(y) + c;
+    const float* rows[K];
+    for (int ky = 0; ky < K; ++ky) rows[ky] = values.row(y + ky - K / 2) + c;
+    // The tiles fill 16 registers; 25 taps do not fit and go in three parts.
+    if constexpr (K == 3) {
+      add_tap_row<3, 3, 5>(grad, rows, block, shape.width, sums + c);
+    } else {
+      add_tap_row<5, 2, 4>(grad, rows, block, shape.width, sums + c);
+      add_tap_row<5, 2, 4>(grad, rows + 2, block, shape.width, sums + 2 * K * block + c);
+      add_tap_row<5, 1, 7>(grad, rows + 4, block, shape.width, sums + 4 * K * block + c);
     }
-    Vec total{};
-    for (int64_t j = 0; j < width; ++j) total += load(grad + j * kBlock);
-    add(K * K, total);
+    Vec total = load(sums + K * K * block + c);
+    for (int64_t j = 0; j < shape.width; ++j) total += load(grad + j * block);
+    store(sums + K * K * block + c, total);
   }
 }
 
 template <int K, bool kGelu>
 int backward(const View& grad, const View& x, const float* weight, bool own_base, const View& grad_x,
-             float* grad_weight, float* grad_bias, const Shape& shape, int threads) {
-  constexpr int64_t kSums = (K * K + 1) * kBlock;
+             float* grad_weight, float* grad_bias, const int64_t* sizes, int threads) {
+  constexpr int kRings = kGelu ? 3 : 2;
+  Shape shape(sizes, K, kRings);
+  int64_t count = (K * K + 1) * shape.block;
   // One more than needed: of nothing calloc may return null.
-  auto* partial = static_cast<double*>(std::calloc(shape.tasks() * kSums + 1, sizeof(double)));
+  auto* partial = static_cast<double*>(std::calloc(shape.tasks() * count + 1, sizeof(double)));
   if (!partial) return 1;
   std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
-    int64_t ring_size = Ring<K>::size(shape.width);
-    float* memory = Scratch::floats(K * K * kBlock + (kGelu ? 3 : 2) * ring_size);
-    if (!memory) {
+    int64_t ring_size = Ring<K>::size(shape);
+    float* taps = Scratch::floats(K * K * shape.block + count + kRings * ring_size);
+    if (!taps) {
       failed = true;
       return;
     }
-    pack_taps<K>(weight, task, true, own_base ? 1.0f : 0.0f, memory);
-    float* rings = memory + K * K * kBlock;
-    Ring<K> values(rings, shape.width), grads(rings + ring_size, shape.width);
-    Ring<K> slopes(kGelu ? rings + 2 * ring_size : rings, shape.width);
+    float* sums = taps + K * K * shape.block;
+    float* rings = sums + count;
+    pack_taps<K>(weight, task, shape.block, true, own_base ? 1.0f : 0.0f, taps);
+    std::memset(sums, 0, sizeof(float) * count);
+    Ring<K> values(rings, shape), grads(rings + ring_size, shape);
+    Ring<K> slopes(kGelu ? rings + 2 * ring_size : rings, shape);
     auto fill_row = [&](int64_t y) {
-      fill(grads, grad, shape, task, y, [](Vec value, int64_t, int64_t, int) { return value; });
-      fill(values, x, shape, task, y, [&](Vec value, int64_t, int64_t j, int vec) {
+      fill(grads, grad, shape, task, y, [](Vec value, int64_t) { return value; });
+      fill(values, x, shape, task, y, [&](Vec value, int64_t at) {
         if (!kGelu) return value;
         Gelu both = gelu(value);
-        store(slopes.inside(y) + j * kBlock + vec * kLanes, both.slope);
+        store(slopes.inside(y) + at, both.slope);
         return both.value;
       });
     };
-    double* sums = partial + index * kSums;
     for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill_row(y);
     for (int64_t y = task.begin; y < task.end; ++y) {
       fill_row(y + K / 2);
-      add_tap_gradients<K>(grads, values, y, shape.width, sums);
-      for (int vec = 0; vec < kVecs && task.lanes(vec) > 0; ++vec) {
-        Vec taps[K * K];
-        load_taps<K>(memory, vec, taps);
-        for (int64_t j = 0; j < shape.width; j += kOutputs) {
-          Vec out[kOutputs] = {};
-          convolve<K>(grads, y, j, vec, taps, out);
-          for (int64_t o = 0; o < std::min(kOutputs, shape.width - j); ++o) {
-            if (kGelu) out[o] *= load(slopes.inside(y) + (j + o) * kBlock + vec * kLanes);
-            task.store_lanes(grad_x.at(task.image, y, j + o, 0) + task.channel, out[o], vec);
-          }
-        }
+      add_tap_gradients(grads, values, shape, task, y, sums);
+      if ((y - task.begin) % kFlushRows == kFlushRows - 1 || y + 1 == task.end) {
+        for (int64_t k = 0; k < count; ++k) partial[index * count + k] += sums[k];
+        std::memset(sums, 0, sizeof(float) * count);
       }
+      float* to = task.pixel(grad_x, y, 0);
+      const float* slope = slopes.inside(y);
+      convolve_row(
+          grads, taps, shape, task, y, [](int64_t, int64_t) { return Vec{}; },
+          [&](int64_t j, int64_t c, Vec sum) {
+            if (kGelu) sum *= load(slope + j * shape.block + c);
+            store_lanes(to + j * grad_x.stride[2] + c, sum, task.lanes(c));
+          });
     }
   });
   // The parts of a block of channels, images and bands in order.
   parallel_for(shape.blocks(), threads, [&](int64_t block) {
     for (int64_t tap = 0; tap <= K * K; ++tap) {
-      for (int64_t c = 0; c < std::min(kBlock, shape.channels - block * kBlock); ++c) {
+      for (int64_t c = 0; c < std::min(shape.block, shape.channels - block * shape.block); ++c) {
         double total = 0;
         for (int64_t image = 0; image < shape.batch; ++image)
           for (int64_t band = 0; band < shape.bands(); ++band)
-            total += partial[((image * shape.blocks() + block) * shape.bands() + band) * kSums + tap * kBlock + c];
-        int64_t channel = block * kBlock + c;
+            total += partial[((image * shape.blocks() + block) * shape.bands() + band) * count + tap * shape.block + c];
+        int64_t channel = block * shape.block + c;
         (tap == K * K ? grad_bias[channel] : grad_weight[channel * K * K + tap]) = static_cast<float>(total);
       }
     }
@@ -267,8 +342,6 @@ int dispatch(int64_t kernel, bool with_gelu, Action action) {
   return sized(std::integral_constant<int, 5>{});
 }
 
-Shape shape_of(const int64_t* sizes) { return {sizes[0], sizes[1], sizes[2], sizes[3]}; }
-
 }  // namespace
 
 // x, base (may be null) and out are (batch, height, width, channels); weight is (channels, kernel, kernel), contiguous;
@@ -276,7 +349,7 @@ Shape shape_of(const int64_t* sizes) { return {sizes[0], sizes[1], sizes[2], siz
 PPMA_EXPORT int ppma_depthwise_conv(const View* x, const float* weight, const float* bias, const View* base, const View* out,
                                const int64_t* sizes, int64_t kernel, int with_gelu, int threads) {
   return dispatch(kernel, with_gelu, [&](auto size, auto activation) {
-    return forward<size.value, activation.value>(*x, weight, bias, base, *out, shape_of(sizes), threads);
+    return forward<size.value, activation.value>(*x, weight, bias, base, *out, sizes, threads);
   });
 }
 
@@ -285,7 +358,7 @@ PPMA_EXPORT int ppma_depthwise_conv_backward(const View* grad, const View* x, co
                                         const View* grad_x, float* grad_weight, float* grad_bias, const int64_t* sizes,
                                         int64_t kernel, int with_gelu, int threads) {
   return dispatch(kernel, with_gelu, [&](auto size, auto activation) {
-    return backward<size.value, activation.value>(*grad, *x, weight, own_base, *grad_x, grad_weight, grad_bias,
-                                                  shape_of(sizes), threads);
+    return backward<size.value, activation.value>(*grad, *x, weight, own_base, *grad_x, grad_weight, grad_bias, sizes,
+                                                  threads);
   });
 }

@@ -26,6 +26,9 @@ PPMA_EXPORT int ppma_exp2(const float* x, float* y, int64_t count) {
   return map(x, y, count, [](Vec v) { return ppma::exp2(v); });
 }
 
+// Changes with every structure and function signature: library.py refuses another.
+PPMA_EXPORT int ppma_abi() { return 2; }
+
 // How many threads a parallel region really gets.
 PPMA_EXPORT int ppma_team_size(int threads, int32_t* size) {
   parallel_region(threads, [&](Team team) {

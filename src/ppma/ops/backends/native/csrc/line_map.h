@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lines.h"
+#include "decay_matrix.h"
 #include "parallel.h"
 #include "params.h"
 #include "product.h"
@@ -40,8 +40,11 @@ inline void line_scores(const Line& line, const LineScratch& scratch, float* sco
   Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n, kLogit ? Base::kE : Base::kTwo);
   Potentials potentials(scratch.potentials, n);
   IntVec inside = lane_index() < static_cast<int>(n - (width - kLanes));
+  const float* bias = line.key_bias();
   for (int64_t j = 0; j < n; ++j) {
     float* row = scores + j * width;
+    if (bias)
+      for (int64_t l = 0; l < n; ++l) row[l] += bias[l * line.key_bias_stride()];
     if (kLogit)
       for (int64_t l = 0; l < width; l += kLanes) store(row + l, load(row + l) + potentials.log_decay(j, l));
     float* last = row + width - kLanes;
@@ -50,18 +53,21 @@ inline void line_scores(const Line& line, const LineScratch& scratch, float* sco
   if (!kLogit) decay_block(potentials, 0, n, 0, n, scratch.decays, width);
 }
 
-// exp(scores - their largest), times `factors` if they are given, in place; returns the sum without the factors.
+// exp(scores - their largest), times `factors` if they are given, in place; returns one over the sum without the factors,
+// and 1 where there is no valid key and all weights are 0.
 inline float exponentiate(float* row, int64_t width, const float* factors) {
   Vec top = load(row);
   for (int64_t l = kLanes; l < width; l += kLanes) top = max(top, load(row + l));
   float largest_score = largest(top);
+  if (largest_score == -__builtin_inff()) largest_score = 0.0f;
   Vec total{};
   for (int64_t l = 0; l < width; l += kLanes) {
     Vec p = exp_weight(load(row + l) - largest_score);
     total += p;
     store(row + l, factors ? p * load(factors + l) : p);
   }
-  return sum(total);
+  float weights = sum(total);
+  return weights == 0.0f ? 1.0f : 1.0f / weights;
 }
 
 // The map with each row still to be multiplied by its number in `row_scale`.
@@ -70,7 +76,7 @@ void line_map(const Line& line, const LineScratch& scratch, float* weights, floa
   int64_t n = line.size(), width = padded(n);
   line_scores<kLogit>(line, scratch, weights);
   for (int64_t j = 0; j < n; ++j)
-    row_scale[j] = 1.0f / exponentiate(weights + j * width, width, kLogit ? nullptr : scratch.decays + j * width);
+    row_scale[j] = exponentiate(weights + j * width, width, kLogit ? nullptr : scratch.decays + j * width);
 }
 
 // The softmax, and the map that multiplies the values: the same for "logit", where `weights` is not written.
@@ -80,7 +86,7 @@ void line_map_and_softmax(const Line& line, const LineScratch& scratch, float* s
   line_scores<kLogit>(line, scratch, softmax);
   for (int64_t j = 0; j < n; ++j) {
     float* row = softmax + j * width;
-    float inverse = 1.0f / exponentiate(row, width, nullptr);
+    float inverse = exponentiate(row, width, nullptr);
     for (int64_t l = 0; l < width; l += kLanes) {
       Vec p = load(row + l) * inverse;
       store(row + l, p);

@@ -16,6 +16,7 @@ struct AttentionParams {
   int32_t logit;     // softmax(s + log mask), paths averaged; else softmax(s) * mask, paths summed
   int32_t v2h, h2v;  // which paths
   int32_t threads;
+  const float* key_bias;  // (batch, height, width), added to the scores: 0, or -inf for invalid keys; null for all valid
 
   int64_t tokens() const { return height * width; }
   int64_t longest_line() const { return height > width ? height : width; }
@@ -50,6 +51,13 @@ struct Line {
   Tokens of(const View& view) const {
     return {view.at(batch, head, row ? index : 0, row ? 0 : index), view.stride[row ? 3 : 2]};
   }
+
+  // Of the line's keys, `key_bias_stride` apart; null if all are valid.
+  const float* key_bias() const {
+    if (!params.key_bias) return nullptr;
+    return params.key_bias + batch * params.tokens() + index * (row ? params.width : 1);
+  }
+  int64_t key_bias_stride() const { return row ? 1 : params.width; }
 
   // Of a head's grid in scratch memory, `channels` floats a token.
   Tokens of(float* grid, int64_t channels) const {

@@ -1,4 +1,4 @@
-"""Augmentation of images with label maps, by torchvision's transforms."""
+"""Augmentation of images with label maps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +10,23 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ppma.config import require
-from ppma.data.ade20k import Ade20kDataConfig
 from ppma.data.label_maps import IGNORED
+from ppma.data.photometric import PhotometricDistortion
+from ppma.data.segmentation import MAX_SIDE, SegmentationDataConfig
 
 CROP_TRIES = 10
 
 
 @dataclass(frozen=True)
-class Ade20kAugmentConfig:
+class SegmentationAugmentConfig:
     """Random changes of training images.
 
     Attributes:
-        ratio: range of a factor on the scaled size.
-        crop: side of the square that is cut out; smaller images are padded.
-        class_share: a crop in which one class has more than this share is drawn again, ten times at most.
-        hflip: probability of mirroring.
-        photometric: distort brightness, contrast, saturation and hue.
+        ratio: range of the factor by which the resized size is multiplied.
+        crop: side of the square crop; smaller images are padded.
+        class_share: a crop is drawn again, at most ten times, while one class has more than this share of its pixels.
+        hflip: probability of a horizontal flip.
+        photometric: distort brightness, contrast, saturation and hue, see `PhotometricDistortion`.
     """
 
     ratio: tuple[float, float] = (0.5, 2.0)
@@ -37,15 +38,15 @@ class Ade20kAugmentConfig:
     def __post_init__(self) -> None:
         low, high = self.ratio
         require(0 < low <= high, "ratio", "two ascending numbers > 0", self.ratio)
-        require(self.crop >= 1, "crop", "at least 1", self.crop)
+        require(1 <= self.crop <= MAX_SIDE, "crop", f"1 to {MAX_SIDE}", self.crop)
         require(0 < self.class_share <= 1, "class_share", "a number in (0, 1]", self.class_share)
         require(0 <= self.hflip <= 1, "hflip", "a probability", self.hflip)
 
 
 class RandomScale(v2.Transform):
-    """Scale to the configured size times a random ratio."""
+    """Resize to the configured size, multiplied by a random ratio."""
 
-    def __init__(self, data: Ade20kDataConfig, ratio: tuple[float, float]) -> None:
+    def __init__(self, data: SegmentationDataConfig, ratio: tuple[float, float]) -> None:
         super().__init__()
         self.data, self.ratio = data, ratio
 
@@ -56,11 +57,11 @@ class RandomScale(v2.Transform):
         return {"size": list(self.data.scaled(height, width, ratio))}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return v2.functional.resize(inpt, **params)
+        return v2.functional.resize(inpt, **params, antialias=self.data.antialias)
 
 
 class VariedCrop(v2.Transform):
-    """A square of the image and its labels that no single class fills."""
+    """Crop a square that no single class fills."""
 
     def __init__(self, side: int, class_share: float) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class VariedCrop(v2.Transform):
 
 
 class PadTo(v2.Transform):
-    """Fill up to a square at the right and the bottom: zeros in the image, ignored labels."""
+    """Pad to a square at the right and the bottom, the image with 0 and the labels with `IGNORED`."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -101,9 +102,9 @@ class PadTo(v2.Transform):
         return v2.functional.pad(inpt, params["padding"], fill=IGNORED if isinstance(inpt, tv_tensors.Mask) else 0)
 
 
-def train_transform(data: Ade20kDataConfig, augment: Ade20kAugmentConfig) -> Callable[..., Any]:
-    """Image (3, H, W) uint8 and labels (H, W) to a normalised image (3, crop, crop) and its labels."""
-    distortion: list[v2.Transform] = [v2.RandomPhotometricDistort()] if augment.photometric else []
+def train_transform(data: SegmentationDataConfig, augment: SegmentationAugmentConfig) -> Callable[..., Any]:
+    """From an image (3, H, W), uint8, and its labels (H, W) to both cropped, the image normalised and float32."""
+    distortion: list[v2.Transform] = [PhotometricDistortion()] if augment.photometric else []
     return v2.Compose(
         [
             RandomScale(data, augment.ratio),
@@ -112,7 +113,7 @@ def train_transform(data: Ade20kDataConfig, augment: Ade20kAugmentConfig) -> Cal
             *distortion,
             v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
             v2.Normalize(list(data.mean), list(data.std)),
-            PadTo(augment.crop),  # after the normalisation, so that it is filled with the mean colour
+            PadTo(augment.crop),  # after the normalisation, so that the padding has the mean colour
             v2.ToPureTensor(),
         ]
     )

@@ -36,7 +36,7 @@ def roundings(shape, kernel):
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("shape", [(2, 5, 6, 32), (1, 1, 9, 16), (3, 7, 1, 5), (1, 1, 1, 1), (2, 9, 4, 80)], ids=str)
-def test_depthwise_is_accurate(shape, kernel, with_base, gelu):
+def test_depthwise_accuracy(shape, kernel, with_base, gelu):
     assert backends.kernels_serve("auto", "depthwise_conv", torch.zeros(1))
     fast, exact = (functools.partial(f, gelu=gelu) for f in (depthwise.depthwise_conv, composition))
     assert_accurate(fast, exact, inputs(shape, kernel, with_base), roundings(shape, kernel))
@@ -52,7 +52,7 @@ def test_every_instruction_set(isa, monkeypatch):
     assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))
 
 
-def test_a_slice_of_a_packed_projection_is_read_in_place():
+def test_depthwise_packed_slice():
     packed = torch.randn(2, 5, 6, 96)
     x = packed[..., 64:].requires_grad_()
     weight = torch.randn(32, 1, 5, 5)
@@ -63,7 +63,7 @@ def test_a_slice_of_a_packed_projection_is_read_in_place():
     )
 
 
-def test_threads_do_not_change_the_bits():
+def test_bits_any_threads():
     for shape in [(1, 20, 9, 32), (8, 6, 5, 64)]:
         results = []
         before = torch.get_num_threads()
@@ -77,7 +77,7 @@ def test_threads_do_not_change_the_bits():
             assert torch.equal(one, two)
 
 
-def test_gelu_keeps_its_digits():
+def test_gelu_accuracy():
     """Within 3e-7 max(1, |x|) of float64 everywhere, seen through a convolution that does nothing."""
     x = torch.linspace(-12, 12, 100_000).view(1, 1, -1, 1)
     zero = torch.zeros(1, 1, 3, 3)
@@ -95,7 +95,7 @@ def test_opcheck():
         torch.library.opcheck(torch.ops.ppma.depthwise_conv.default, (x, weight, None, None, gelu))
 
 
-def test_graph_capture_uses_the_composition(monkeypatch):
+def test_graph_capture(monkeypatch):
     """A captured graph must not depend on a library that its reader may lack."""
     x, weight, bias, base = inputs((1, 4, 5, 8), 3)
 
@@ -111,7 +111,7 @@ def test_graph_capture_uses_the_composition(monkeypatch):
 
 
 @pytest.mark.parametrize(("heads", "d"), [(2, 16), (3, 10), (1, 2), (4, 32)])
-def test_rotary_split_is_accurate(heads, d):
+def test_rotary_split_accuracy(heads, d):
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(2, 5, 3 * heads * d, generator=generator)
     angle = 10 * torch.rand(5, d // 2, generator=generator, dtype=torch.float64)
@@ -125,7 +125,7 @@ def test_rotary_split_is_accurate(heads, d):
     assert_accurate(split, split, [packed], roundings=4)
 
 
-def test_rotary_split_turns_pairs():
+def test_rotary_split_pairs():
     """In complex numbers: (x[2m] + i x[2m+1]) times exp(i angle)."""
     packed = torch.randn(1, 4, 3 * 8)
     angle = torch.rand(4, 2)

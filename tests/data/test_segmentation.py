@@ -1,4 +1,4 @@
-"""Images with label maps in ADE20K's layout, and what is said about those that are not right."""
+"""Images with label maps, and the messages about bad ones, in ADE20K's layout."""
 
 import struct
 import zlib
@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision import tv_tensors
 
 from ppma.config import ConfigError, build
-from ppma.data.ade20k import SAMPLED_MAPS, Ade20kDataConfig, Ade20kImages, class_names
-from ppma.data.ade20k_transforms import Ade20kAugmentConfig, VariedCrop, train_transform
 from ppma.data.errors import BrokenSampleError
 from ppma.data.label_maps import IGNORED
 from ppma.data.scenes import SEMANTIC_CLASSES, compose
 from ppma.data.scenes_files import write_scenes
+from ppma.data.segmentation import SAMPLED_MAPS, SegmentationDataConfig, SegmentationImages, class_names
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def scenes(tmp_path):
 
 
 def as_ade20k(root, **changes):
-    return Ade20kDataConfig(root=str(root), **{"labels": "ade20k"} | changes)
+    return SegmentationDataConfig(root=str(root), **{"labels": "ade20k"} | changes)
 
 
 def as_plain(root, **changes):
@@ -48,8 +46,8 @@ def rewrite_maps(scenes, change):
         Image.fromarray(change(values.astype(np.int64)).astype(np.uint8)).save(path)
 
 
-def test_samples_are_the_scenes(scenes):
-    held_out = Ade20kImages(as_ade20k(scenes), "validation")
+def test_samples_of_scenes(scenes):
+    held_out = SegmentationImages(as_ade20k(scenes), "validation")
     assert held_out.classes == SEMANTIC_CLASSES
     assert len(held_out) == 2
     image, labels = held_out[1]
@@ -57,39 +55,39 @@ def test_samples_are_the_scenes(scenes):
     assert np.array_equal(labels, compose("val", 1, size=64).semantic)
 
 
-def test_labels_ade20k_zero_is_ignored(scenes):
+def test_labels_ade20k(scenes):
     values = np.ones((64, 64), np.uint8)
     values[0, 0], values[0, 2] = 0, 11
     write_map(scenes, values)
-    labels = Ade20kImages(as_ade20k(scenes), "validation")[0][1]
+    labels = SegmentationImages(as_ade20k(scenes), "validation")[0][1]
     assert labels[0, :4].tolist() == [IGNORED, 0, 10, 0]
 
 
-def test_labels_plain_are_the_values(scenes):
+def test_labels_plain(scenes):
     rewrite_maps(scenes, lambda values: values - 1)
     values = np.zeros((64, 64), np.uint8)
     values[0, 1], values[0, 2] = 10, 255
     write_map(scenes, values)
-    held_out = Ade20kImages(as_plain(scenes), "validation")
+    held_out = SegmentationImages(as_plain(scenes), "validation")
     assert held_out[0][1][0, :4].tolist() == [0, 10, IGNORED, 0]
     assert np.array_equal(held_out[1][1], compose("val", 1, size=64).semantic)
 
 
-def test_labels_ignore_index_replaces_255_or_joins_0(scenes):
+def test_labels_ignore_index(scenes):
     values = np.full((64, 64), 3, np.uint8)
     values[0, 0], values[0, 1] = 11, 0  # 11 is the number of classes: void in many data sets
     for number in (1, 2):
         write_map(scenes, values, number)
-    plain = Ade20kImages(as_plain(scenes, ignore_index=11), "validation")
+    plain = SegmentationImages(as_plain(scenes, ignore_index=11), "validation")
     assert plain[0][1][0, :3].tolist() == [IGNORED, 0, 3]
-    ade20k = Ade20kImages(as_ade20k(scenes, ignore_index=11), "validation")
+    ade20k = SegmentationImages(as_ade20k(scenes, ignore_index=11), "validation")
     assert ade20k[0][1][0, :3].tolist() == [IGNORED, IGNORED, 2]
 
 
-def test_labels_unset_are_ade20k_with_a_warning(scenes):
+def test_labels_unset(scenes):
     expected = r"data.labels is not set: .*validation is read as 1 to 11 for 11 classes, 0 ignored \(labels: ade20k\)"
     with pytest.warns(UserWarning, match=expected):
-        held_out = Ade20kImages(as_ade20k(scenes, labels=None), "validation")
+        held_out = SegmentationImages(as_ade20k(scenes, labels=None), "validation")
     assert np.array_equal(held_out[1][1], compose("val", 1, size=64).semantic)
 
 
@@ -102,39 +100,39 @@ def test_labels_unset_are_ade20k_with_a_warning(scenes):
         ("plain", 254, "label 254 out of range"),
     ],
 )
-def test_labels_out_of_range_are_refused_at_the_start_and_later(scenes, labels, value, expected):
+def test_labels_out_of_range(scenes, labels, value, expected):
     rewrite_maps(scenes, lambda values: values - (labels == "plain"))
     data = as_ade20k(scenes, labels=labels)
-    held_out = Ade20kImages(data, "validation")
+    held_out = SegmentationImages(data, "validation")
     values = np.ones((64, 64), np.uint8)
     values[3, 4] = value
     write_map(scenes, values)
     with pytest.raises(ValueError, match=rf"000001.png: {expected}"):
-        Ade20kImages(data, "validation")
+        SegmentationImages(data, "validation")
     with pytest.raises(BrokenSampleError, match=rf"000001.png: {expected}"):
         held_out[0]
 
 
-def test_label_maps_of_16_bits_are_read_as_they_are(scenes):
+def test_label_map_16_bits(scenes):
     values = np.full((64, 64), 5, np.uint16)
     values[0, 0] = 300
     write_map(scenes, values)
-    assert Ade20kImages(as_plain(scenes, ignore_index=300), "validation")[0][1][0, :2].tolist() == [IGNORED, 5]
+    assert SegmentationImages(as_plain(scenes, ignore_index=300), "validation")[0][1][0, :2].tolist() == [IGNORED, 5]
     with pytest.raises(ValueError, match="label 300 out of range"):
-        Ade20kImages(as_plain(scenes), "validation")
+        SegmentationImages(as_plain(scenes), "validation")
 
 
-def test_label_maps_with_a_palette_are_its_indices(scenes):
+def test_label_map_palette(scenes):
     palette = Image.fromarray(np.tile(np.arange(1, 5, dtype=np.uint8), (64, 16)))
     palette.putpalette([200, 10, 30] * 256)
     palette.save(map_path(scenes))
     with Image.open(map_path(scenes)) as written:
         assert written.mode == "P"
-    assert Ade20kImages(as_ade20k(scenes), "validation")[0][1][0, :4].tolist() == [0, 1, 2, 3]
+    assert SegmentationImages(as_ade20k(scenes), "validation")[0][1][0, :4].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
-def test_label_maps_of_few_bits_keep_their_values(scenes, bits):
+def test_label_map_few_bits(scenes, bits):
     """Pillow stretches such grey values to 0 to 255; tools that shrink PNG files write them."""
     rows = np.tile(np.arange(64) % min(11, 2**bits), (64, 1))
     shifted = rows.reshape(64, -1, 8 // bits) << np.arange(8 - bits, -1, -bits)
@@ -148,27 +146,27 @@ def test_label_maps_of_few_bits_keep_their_values(scenes, bits):
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     ]
     map_path(scenes).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    assert np.array_equal(Ade20kImages(as_plain(scenes, ignore_index=11), "validation")[0][1], rows)
+    assert np.array_equal(SegmentationImages(as_plain(scenes, ignore_index=11), "validation")[0][1], rows)
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("RGB", "PNG"), ("RGBA", "PNG"), ("LA", "PNG"), ("F", "TIFF")])
-def test_label_maps_without_one_whole_number_a_pixel_are_refused(scenes, mode, kind):
+def test_label_map_bad_mode(scenes, mode, kind):
     Image.new(mode, (64, 64)).save(map_path(scenes), kind)
     with pytest.raises(ValueError, match=rf"000001.png: expected one label for each pixel .*, got {mode} pixels"):
-        Ade20kImages(as_ade20k(scenes), "validation")
+        SegmentationImages(as_ade20k(scenes), "validation")
 
 
-def test_label_maps_as_jpeg_are_refused(scenes):
+def test_label_map_jpeg(scenes):
     Image.new("L", (64, 64), 1).save(map_path(scenes), "JPEG")
     with pytest.raises(ValueError, match=r"000001.png: expected a lossless PNG, got JPEG, which changes labels"):
-        Ade20kImages(as_ade20k(scenes), "validation")
+        SegmentationImages(as_ade20k(scenes), "validation")
 
 
-def test_label_maps_of_another_size_than_the_image_are_refused(scenes):
-    held_out = Ade20kImages(as_ade20k(scenes), "validation")
+def test_label_map_wrong_size(scenes):
+    held_out = SegmentationImages(as_ade20k(scenes), "validation")
     write_map(scenes, np.ones((60, 64), np.uint8))
     for error, act in (
-        (ValueError, lambda: Ade20kImages(as_ade20k(scenes), "validation")),
+        (ValueError, lambda: SegmentationImages(as_ade20k(scenes), "validation")),
         (BrokenSampleError, lambda: held_out[0]),
     ):
         with pytest.raises(error, match=r"000001.png: 64 x 60 labels, but the image has 64 x 64 pixels"):
@@ -176,37 +174,37 @@ def test_label_maps_of_another_size_than_the_image_are_refused(scenes):
 
 
 @pytest.mark.parametrize(("labels_size", "upright"), [((20, 40), True), ((40, 20), False)])
-def test_label_maps_decide_whether_an_image_is_rotated(scenes, labels_size, upright):
-    """Made for the upright image or for the stored one: they say by their size."""
+def test_label_map_exif_orientation(scenes, labels_size, upright):
+    """The size of the label map tells whether it was made for the upright or for the stored image."""
     pixels = np.zeros((20, 40, 3), np.uint8)
     pixels[:10, :20] = 255  # the upper left, which orientation 6 shows in the upper right
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(pixels).save(scenes / "images" / "validation" / "000001.jpg", exif=exif, quality=95)
     write_map(scenes, np.ones(labels_size[::-1], np.uint8))
-    image, labels = Ade20kImages(as_ade20k(scenes), "validation")[0]
+    image, labels = SegmentationImages(as_ade20k(scenes), "validation")[0]
     assert image.shape[1:] == labels.shape == labels_size[::-1]
     bright = image[0, 2, -3] if upright else image[0, 2, 2]
     assert bright > 0.9
 
 
-def test_unreadable_files_are_left_to_the_run(scenes):
+def test_unreadable_files(scenes):
     map_path(scenes).write_bytes(b"broken")
-    held_out = Ade20kImages(as_ade20k(scenes), "validation")
+    held_out = SegmentationImages(as_ade20k(scenes), "validation")
     assert held_out.counts.maps == 1
     with pytest.raises(BrokenSampleError, match=r"000001\.png: not an image"):
         held_out[0]
     (scenes / "images" / "validation" / "000002.jpg").write_bytes(b"")
     with pytest.raises(ValueError, match="expected readable images and label maps, found none in a sample"):
-        Ade20kImages(as_ade20k(scenes), "validation")
+        SegmentationImages(as_ade20k(scenes), "validation")
 
 
-def test_histogram_counts_a_sample_and_names_the_classes(scenes):
+def test_histogram_text(scenes):
     values = np.ones((64, 64), np.uint8)
     values[0, :16], values[1] = 0, 3
     for number in (1, 2):
         write_map(scenes, values, number)
-    counts = Ade20kImages(as_ade20k(scenes), "validation").counts
+    counts = SegmentationImages(as_ade20k(scenes), "validation").counts
     assert counts.pixels[:3] == (2 * (64 * 64 - 80), 0, 128)
     assert counts.ignored == 32
     lines = counts.lines("here")
@@ -217,30 +215,30 @@ def test_histogram_counts_a_sample_and_names_the_classes(scenes):
     assert lines[4] == "  not in these maps: 0, 2, 3, 4, 5, 6, 7, 8, 9"
 
 
-def test_histogram_reads_a_bounded_number_of_maps(scenes, monkeypatch):
+def test_histogram_sample_size(scenes):
     folder, maps = scenes / "images" / "validation", scenes / "annotations" / "validation"
     for number in range(3, 3 * SAMPLED_MAPS + 1):
         (folder / f"{number:06d}.jpg").symlink_to(folder / "000001.jpg")
         (maps / f"{number:06d}.png").symlink_to(maps / "000001.png")
-    counts = Ade20kImages(as_ade20k(scenes), "validation").counts
+    counts = SegmentationImages(as_ade20k(scenes), "validation").counts
     assert (counts.maps, counts.of) == (SAMPLED_MAPS, 3 * SAMPLED_MAPS)
 
 
-def test_images_without_a_label_map_are_counted_and_left_out(scenes):
+def test_label_map_missing(scenes):
     data = as_ade20k(scenes)
     (scenes / "annotations" / "training" / "000002.png").unlink()
-    with pytest.warns(UserWarning, match="left out: 1 images without a label map"):
-        train = Ade20kImages(data, "training")
+    with pytest.warns(UserWarning, match=r"skipped 1 images without a label map, such as .*000002\.png"):
+        train = SegmentationImages(data, "training")
     assert len(train) == 3
     for path in (scenes / "annotations" / "training").iterdir():
         path.unlink()
     with pytest.raises(ValueError, match="expected images with label maps"):
-        Ade20kImages(data, "training")
+        SegmentationImages(data, "training")
     with pytest.raises(ValueError, match=r"data.root: expected a folder .*images/testing, found none"):
-        Ade20kImages(data, "testing")
+        SegmentationImages(data, "testing")
 
 
-def test_classes_come_from_the_configuration_or_the_folder(scenes):
+def test_class_names_sources(scenes):
     renamed = tuple("abcdefghijk")
     assert class_names(as_ade20k(scenes, classes=renamed)) == renamed
     with pytest.raises(ValueError, match=r"data.classes: expected 11 names, as .*classes.txt has, got 2"):
@@ -260,67 +258,29 @@ def test_classes_come_from_the_configuration_or_the_folder(scenes):
     with pytest.raises(ValueError, match=r"classes.txt: expected text in UTF-8"):
         class_names(as_ade20k(scenes))
     with pytest.raises(ConfigError, match="classes: expected 2 to 254 names"):
-        Ade20kDataConfig(root="", classes=("alone",))
+        SegmentationDataConfig(root="", classes=("alone",))
     with pytest.raises(ConfigError, match="classes: expected different names"):
-        Ade20kDataConfig(root="", classes=("one", "one"))
+        SegmentationDataConfig(root="", classes=("one", "one"))
 
 
-def test_images_are_scaled_to_fit_both_sides():
-    data = Ade20kDataConfig(root="", short_side=512, long_side=2048)
+def test_scaled_size():
+    data = SegmentationDataConfig(root="", short_side=512, long_side=2048)
     assert data.scaled(300, 400) == (512, 683)
     assert data.scaled(100, 1000) == (205, 2048)
     assert data.scaled(300, 400, 0.5) == (256, 341)
 
 
-def test_training_images_are_squares_with_their_labels(scenes):
-    data = as_ade20k(scenes, short_side=64, long_side=64)
-    augment = Ade20kAugmentConfig(ratio=(0.5, 2.0), crop=80)
-    train = Ade20kImages(data, "training", train_transform(data, augment))
-    torch.manual_seed(0)
-    padded = 0
-    for index in [0, 1, 2, 3] * 4:
-        image, labels = train[index]
-        assert (image.shape, image.dtype) == ((3, 80, 80), torch.float32)
-        assert (labels.shape, labels.dtype) == ((80, 80), torch.int64)
-        assert set(labels.unique().tolist()) <= {*range(11), IGNORED}
-        outside = labels == IGNORED  # every pixel of a scene has a label
-        padded += int(outside.any())
-        assert not image[:, outside].any()
-    assert 0 < padded < 16
-
-
-def test_labels_move_with_their_pixels(scenes):
-    """Every pixel is painted with its label; the augmentation must keep that."""
-    data = as_ade20k(scenes, short_side=64, long_side=64, mean=(0, 0, 0), std=(1, 1, 1))
-    transform = train_transform(data, Ade20kAugmentConfig(ratio=(1, 1), crop=40, hflip=0.5, photometric=False))
-    labels = torch.from_numpy(compose("train", 0, size=64).semantic).long()
-    painted = (labels * 20).to(torch.uint8).expand(3, 64, 64).contiguous()
-    for seed in range(8):
-        torch.manual_seed(seed)
-        image, moved = transform(tv_tensors.Image(painted), tv_tensors.Mask(labels))
-        assert torch.equal((image[0] * 255 / 20).round().long(), moved)
-
-
-def test_crops_that_one_class_fills_are_drawn_again():
-    labels = torch.zeros(40, 400, dtype=torch.int64)
-    labels[:, 380:] = 1  # seldom in a crop
-    crop = VariedCrop(40, class_share=0.75)
-    found = []
-    for seed in range(40):
-        torch.manual_seed(seed)
-        found.append(len(crop(tv_tensors.Mask(labels)).unique()) == 2)
-    once = 1 - 340 / 361
-    assert np.mean(found) > 3 * once
-
-
-def test_mistakes_in_the_configuration_are_named():
-    with pytest.raises(ConfigError, match="short_side: expected 1 to long_side"):
-        Ade20kDataConfig(root="", short_side=100, long_side=50)
-    with pytest.raises(ConfigError, match="class_share"):
-        Ade20kAugmentConfig(class_share=0)
-    with pytest.raises(ConfigError, match="ratio"):
-        Ade20kAugmentConfig(ratio=(2, 1))
-    with pytest.raises(ConfigError, match="ignore_index: expected 0 to 65535, or null"):
-        Ade20kDataConfig(root="", ignore_index=-1)
-    with pytest.raises(ConfigError, match=r"labels: expected one of 'ade20k', 'plain'"):
-        build(Ade20kDataConfig, {"root": "", "labels": "city"})
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"short_side": 100, "long_side": 50}, "short_side: expected 1 to long_side"),
+        ({"long_side": 10**9}, "long_side: expected at most 16384, got 1000000000"),
+        ({"ignore_index": -1}, "ignore_index: expected 0 to 65535, or null"),
+        ({"labels": "city"}, "labels: expected one of 'ade20k', 'plain'"),
+        ({"name": "cityscape"}, "name: expected one of ade20k, cityscapes, got 'cityscape'"),
+        ({"std": [1, 0, 1]}, "std: expected finite numbers > 0"),
+    ],
+)
+def test_config_errors(values, message):
+    with pytest.raises(ConfigError, match=message):
+        build(SegmentationDataConfig, {"root": "", **values})

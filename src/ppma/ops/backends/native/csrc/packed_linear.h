@@ -1,0 +1,27 @@
+// A linear layer for inference: out = finish(normalise(x) W^T + bias), with the weights packed in advance.
+#pragma once
+
+#include "view.h"
+
+namespace ppma {
+
+// Mirrors `PackedLinearParams` of packed_linear.py. Rows are tokens; null pointers leave their part out.
+struct PackedLinearParams {
+  const float* x;  // (rows, inputs), rows x_stride apart
+  int64_t x_stride;
+  const float* packed;    // from ppma_pack_linear
+  const float* bias;      // (outputs)
+  const float* residual;  // (rows, outputs), rows residual_stride apart; may be `out` itself
+  int64_t residual_stride;
+  float* out;  // (rows, outputs), rows out_stride apart
+  int64_t out_stride;
+  int64_t rows, inputs, outputs;
+  float norm_eps;  // of a layer norm of x without scale and shift; negative for none
+  // Rotary embeddings: outputs [0, rotated) are heads of head_dim channels, rotated by the tables' (tokens, head_dim) row
+  // `row % tokens`; the sine's sign alternates: -sin, sin.
+  const float *cosine, *sine;
+  int64_t rotated, head_dim, tokens;
+  int threads;
+};
+
+}  // namespace ppma

@@ -1,0 +1,329 @@
+// Full attention for inference on small grids: a few queries at a time against all keys.
+//
+// With all scores of a query at hand, its softmax needs no running maximum, and both paths share one exponential and one
+// product with the values: with E = exp(s - top) and the masks M1, M2 in linear form,
+//
+//   out = sum over keys of E (c1 M1 + c2 M2) v,
+//
+// where c1 = c2 = 1 / sum E ("hadamard") or c = 1 / (2 sum E M) for each path ("logit"). Where a masked sum is so small
+// that masks may have underflowed, the query's row is computed again with the logarithms of the masks.
+//
+// Key rows are padded to whole vectors, or to a power of two so that several rows share a vector.
+#include "small_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention_tiles.h"
+
+using namespace ppma;
+
+namespace {
+
+constexpr int64_t kMostTokens = 1024;
+constexpr int kMostVectors = 4;  // of a key row
+constexpr int64_t kPanel = kBlockVectors * kLanes;
+// Scores up to this magnitude need no maximum: no exponential overflows, and against the token itself, whose mask is 1, no
+// mask that underflows could count: exp(2 * 35) * 2^-126 < 2^-24.
+constexpr float kSafeScore = 35.0f;
+// Below this share of the largest weight the logarithms are used. It bounds the error of exp_weight, which grows with the
+// distance from the largest score.
+constexpr float kLeastSum = 0x1p-20f;
+
+// The padded grid of keys.
+struct Keys {
+  int64_t height, width;
+  int64_t stride;  // from one key row to the next
+  int64_t count;   // with all padding, a multiple of kPanel
+
+  explicit Keys(const AttentionParams& params) : height(params.height), width(params.width), stride(padded(width)) {
+    if (width <= kLanes / 2)
+      for (stride = 1; stride < width;) stride *= 2;
+    count = (height * stride + kPanel - 1) / kPanel * kPanel;
+  }
+  int64_t rows_of_vector() const { return stride < kLanes ? kLanes / stride : 1; }
+  int64_t height_in(int64_t rows) const { return (height + rows - 1) / rows; }
+};
+
+// What the threads that work on one head share.
+struct HeadTables {
+  float* keys;        // [panel][d][key of the panel]; padding repeats a key, so that it cannot be the largest alone
+  float* values;      // [token][dv]
+  float* rows;        // A: [j][i][l], the decay between (i, j) and (i, l); 0 in the padding
+  float* columns;     // g: [i][k][l], the decay between (i, l) and (k, l)
+  float* inside;      // [k][l]: 1, or 0 in the padding
+  float* potentials;  // GridPotentials
+  float* key_norms;   // the largest of each panel
+
+  HeadTables(Arena& arena, const AttentionParams& params, const Keys& grid)
+      : keys(arena.take(params.d * grid.count)),
+        values(arena.take(params.tokens() * padded(params.dv))),
+        rows(arena.take(grid.width * grid.count + kLanes)),
+        columns(arena.take(grid.height * grid.count + kLanes)),
+        inside(arena.take(grid.count)),
+        potentials(arena.take(GridPotentials::size(params))),
+        key_norms(arena.take(grid.count / kPanel)) {}
+};
+
+struct QueryScratch {
+  float* queries;  // kBlockRows x d
+  float* scores;   // kBlockRows x keys, then their exponentials
+  float* weights;  // kBlockRows x tokens: the padding is gone
+
+  QueryScratch(Arena& arena, const AttentionParams& params, const Keys& grid)
+      : queries(arena.take(kBlockRows * padded(params.d))),
+        scores(arena.take(kBlockRows * grid.count + kLanes)),
+        weights(arena.take(kBlockRows * weight_stride(grid))) {}
+
+  // Whole vectors are stored, also of the rows that fill up the last one.
+  static int64_t weight_stride(const Keys& grid) {
+    return padded((grid.height + grid.rows_of_vector()) * grid.width) + kLanes;
+  }
+};
+
+class Small {
+ public:
+  Small(const AttentionParams& params, const View& out, const Keys& grid, int64_t task, Arena shared, Arena own)
+      : params_(params),
+        out_(out),
+        grid_(grid),
+        head_{params, task / params.heads, task % params.heads},
+        tables_(shared, params, grid),
+        potentials_(tables_.potentials, head_),
+        own_(own, params, grid) {}
+
+  void run(Team team) {
+    potentials_.fill(team);
+    team.share(grid_.height, [&](int64_t i) { fill_row(i); });
+    team.share(grid_.count / kPanel, [&](int64_t panel) { pack_panel(panel); });
+    team.barrier();
+    key_norm_ = 0.0f;
+    for (int64_t panel = 0; panel < grid_.count / kPanel; ++panel) {
+      float norm = tables_.key_norms[panel];
+      if (!(norm <= key_norm_)) key_norm_ = norm;  // keeps NaN
+    }
+    int64_t tokens = params_.tokens(), blocks = (tokens + kBlockRows - 1) / kBlockRows;
+    team.share(blocks, [&](int64_t block) {
+      int64_t first = tokens * block / blocks;
+      attend(first, tokens * (block + 1) / blocks - first);
+    });
+  }
+
+ private:
+  // The tables of grid row i, and its values.
+  void fill_row(int64_t i) {
+    Potentials row = potentials_.row(i);
+    ColumnPotentials columns = potentials_.columns();
+    auto decay = [&](Vec log) { return params_.logit ? exp(log) : exp2(log); };
+    float line[kMostVectors * kLanes];
+    auto write = [&](float* to, auto log) {
+      for (int64_t l = 0; l < grid_.width; l += kLanes) store(line + l, decay(log(l)));
+      for (int64_t l = 0; l < grid_.stride; ++l) to[l] = l < grid_.width ? line[l] : 0.0f;
+    };
+    for (int64_t j = 0; j < grid_.width; ++j)
+      write(tables_.rows + j * grid_.count + i * grid_.stride, [&](int64_t l) { return row.log_decay(j, l); });
+    for (int64_t k = 0; k < grid_.height; ++k)
+      write(tables_.columns + i * grid_.count + k * grid_.stride, [&](int64_t l) { return columns.log_decay(i, k, l); });
+    for (int64_t l = 0; l < grid_.stride; ++l) tables_.inside[i * grid_.stride + l] = l < grid_.width;
+    if (i + 1 == grid_.height) {  // the rows that fill up the last panel
+      for (int64_t at = grid_.height * grid_.stride; at < grid_.count; ++at) {
+        for (int64_t j = 0; j < grid_.width; ++j) tables_.rows[j * grid_.count + at] = 0.0f;
+        for (int64_t k = 0; k < grid_.height; ++k) tables_.columns[k * grid_.count + at] = 0.0f;
+        tables_.inside[at] = 0.0f;
+      }
+    }
+    pack_rows(head_.at(params_.v, i, 0), params_.v.stride[3], grid_.width, params_.dv,
+              tables_.values + i * grid_.width * padded(params_.dv));
+  }
+
+  void pack_panel(int64_t panel) {
+    float* to = tables_.keys + panel * params_.d * kPanel;
+    float largest = 0.0f;
+    for (int64_t n = 0; n < kPanel; ++n) {
+      int64_t at = panel * kPanel + n;
+      int64_t t = std::min(at / grid_.stride, grid_.height - 1), l = std::min(at % grid_.stride, grid_.width - 1);
+      const float* key = head_.at(params_.k, t, l);
+      float squares = 0.0f;
+      for (int64_t c = 0; c < params_.d; ++c) {
+        to[c * kPanel + n] = key[c];
+        squares += key[c] * key[c];
+      }
+      if (!(squares <= largest)) largest = squares;
+    }
+    tables_.key_norms[panel] = std::sqrt(largest);
+  }
+
+  // `count` queries from token `first` on.
+  void attend(int64_t first, int64_t count) {
+    float largest = 0.0f;
+    for (int64_t r = 0; r < count; ++r) {
+      const float* query = head_.at(params_.q, (first + r) / grid_.width, (first + r) % grid_.width);
+      float squares = 0.0f;
+      for (int64_t c = 0; c < params_.d; ++c) {
+        own_.queries[r * params_.d + c] = query[c];
+        squares += query[c] * query[c];
+      }
+      if (!(squares <= largest)) largest = squares;
+    }
+    bool safe = std::sqrt(largest) * key_norm_ * std::fabs(params_.scale) <= kSafeScore;
+    safe ? score<true>(count) : score<false>(count);
+    for (int64_t r = 0; r < count; ++r) {
+      switch (grid_.stride / kLanes) {
+        case 0: weigh<1, true>(first + r, r, safe); break;
+        case 1: weigh<1>(first + r, r, safe); break;
+        case 2: weigh<2>(first + r, r, safe); break;
+        case 3: weigh<3>(first + r, r, safe); break;
+        default: weigh<4>(first + r, r, safe); break;
+      }
+    }
+    product(rows_of(own_.weights, QueryScratch::weight_stride(grid_)), {tables_.values, padded(params_.dv)}, count,
+            padded(params_.dv), params_.tokens(), [&](int64_t r, int64_t c, Vec x) {
+              float* to = out_.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width) + c;
+              if (c + kLanes <= params_.dv)
+                store(to, x);
+              else if (c < params_.dv)
+                store_part(to, x, static_cast<int>(params_.dv - c));
+            });
+  }
+
+  // Scores of a block of queries, or their exponentials if these are safe.
+  template <bool kExponentiate>
+  void score(int64_t count) {
+    for (int64_t panel = 0; panel < grid_.count / kPanel; ++panel)
+      row_blocks<kBlockVectors>(rows_of(own_.queries, params_.d), {tables_.keys + panel * params_.d * kPanel, kPanel},
+                                count, params_.d,
+                                [&](int64_t r, int64_t column, Vec x) {
+                                  x *= params_.scale;
+                                  store(own_.scores + r * grid_.count + panel * kPanel + column,
+                                        kExponentiate ? exp_bounded(x) : x);
+                                },
+                                0);
+  }
+
+  // From scores to weights, for query r of a block, which is `token`. kVectors make up a key row, or kShared: rows share a
+  // vector.
+  template <int kVectors, bool kShared = false>
+  void weigh(int64_t token, int64_t r, bool exponentiated) {
+    const int64_t i = token / grid_.width, j = token % grid_.width, stride = kShared ? grid_.stride : kVectors * kLanes;
+    const int64_t rows_of_vector = kShared ? kLanes / stride : 1, steps = grid_.height_in(rows_of_vector);
+    const float *rows = tables_.rows + j * grid_.count, *columns = tables_.columns + i * grid_.count;
+    float* scores = own_.scores + r * grid_.count;
+    // Lane m of a shared vector belongs to column m % stride; stride is a power of two.
+    IntVec own_lanes = lane_index() & static_cast<int>(stride - 1);
+    IntVec query_lanes = (lane_index() & ~static_cast<int>(stride - 1)) + static_cast<int>(j);
+    Vec of_row[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      of_row[v] = load(rows + i * stride + v * kLanes);
+      if (kShared) of_row[v] = __builtin_shuffle(of_row[v], own_lanes);
+    }
+    // Calls body(step, vector of the row, where it lies, mask of V2H * first, mask of H2V * second).
+    auto each = [&](float first, float second, auto body) {
+      Vec scaled[kVectors];
+      for (int v = 0; v < kVectors; ++v) scaled[v] = of_row[v] * first;
+      for (int64_t step = 0; step < steps; ++step) {
+        int64_t at = step * kVectors * kLanes;
+        Vec to_row = kShared ? __builtin_shuffle(load(columns + at), query_lanes) : splat(columns[at + j]);
+        to_row *= second;
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          int64_t here = at + v * kLanes;
+          body(step, v, here, scaled[v] * load(columns + here), to_row * load(rows + here));
+        }
+      }
+    };
+    if (!exponentiated) {
+      Vec top = load(scores);
+      for (int64_t at = kLanes; at < grid_.count; at += kLanes) top = max(top, load(scores + at));
+      float largest_score = largest(top);
+      for (int64_t at = 0; at < grid_.count; at += kLanes)
+        store(scores + at, exp_weight(load(scores + at) - largest_score));
+    }
+    float of_v2h = 0.0f, of_h2v = 0.0f;  // what the paths' weights are multiplied by
+    if (params_.logit) {
+      Vec first[kVectors] = {}, second[kVectors] = {};
+      each(1.0f, 1.0f, [&](int64_t, int v, int64_t here, Vec v2h, Vec h2v) {
+        Vec e = load(scores + here);
+        first[v] += e * v2h;
+        second[v] += e * h2v;
+      });
+      for (int v = 1; v < kVectors; ++v) first[0] += first[v], second[0] += second[v];
+      float sums[2] = {sum(first[0]), sum(second[0])}, least = exponentiated ? 0.0f : kLeastSum;
+      if ((params_.v2h && sums[0] < least) || (params_.h2v && sums[1] < least)) return weigh_by_logarithms(token, r);
+      if (params_.v2h) of_v2h = params_.path_weight() / sums[0];
+      if (params_.h2v) of_h2v = params_.path_weight() / sums[1];
+    } else {
+      Vec total[2] = {};
+      for (int64_t at = 0; at < grid_.count; at += kPanel)
+        for (int n = 0; n < kBlockVectors; ++n)
+          total[n] += load(scores + at + n * kLanes) * load(tables_.inside + at + n * kLanes);
+      float inverse = 1.0f / sum(total[0] + total[1]);
+      if (params_.v2h) of_v2h = inverse;
+      if (params_.h2v) of_h2v = inverse;
+    }
+    float* weights = own_.weights + r * QueryScratch::weight_stride(grid_);
+    each(of_v2h, of_h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
+      Vec weight = load(scores + here) * (v2h + h2v);
+      // The next row overwrites the padding.
+      float* to = weights + step * rows_of_vector * grid_.width + v * kLanes;
+      store(to, weight);
+      for (int64_t more = 1; more < rows_of_vector; ++more)
+        store(to + more * grid_.width,
+              __builtin_shuffle(weight, (lane_index() + static_cast<int>(more * stride)) & (kLanes - 1)));
+    });
+  }
+
+  // The same with a softmax of scores plus log mask for each path: slow and rare.
+  void weigh_by_logarithms(int64_t token, int64_t r) {
+    int64_t i = token / grid_.width, j = token % grid_.width, tokens = params_.tokens();
+    float* weights = own_.weights + r * QueryScratch::weight_stride(grid_);
+    float* logits = own_.scores + r * grid_.count;
+    std::fill(weights, weights + tokens, 0.0f);
+    for (bool v2h : {true, false}) {
+      if (!(v2h ? params_.v2h : params_.h2v)) continue;
+      float top = -__builtin_inff(), total = 0.0f;
+      for (int64_t key = 0; key < tokens; ++key) {
+        int64_t k = key / grid_.width, l = key % grid_.width;
+        float along_row = potentials_.row(v2h ? i : k).log_decay(j, l)[0];
+        float along_column = potentials_.columns().log_decay(i, k, v2h ? l : j)[0];
+        float dot = 0.0f;
+        const float* other = head_.at(params_.k, k, l);
+        for (int64_t c = 0; c < params_.d; ++c) dot += own_.queries[r * params_.d + c] * other[c];
+        logits[key] = dot * params_.scale + (along_row + along_column);
+        top = std::max(top, logits[key]);
+      }
+      for (int64_t key = 0; key < tokens; ++key) {
+        logits[key] = exp_weight(splat(logits[key] - top))[0];
+        total += logits[key];
+      }
+      for (int64_t key = 0; key < tokens; ++key) weights[key] += logits[key] * (params_.path_weight() / total);
+    }
+  }
+
+  const AttentionParams& params_;
+  const View& out_;
+  const Keys& grid_;
+  Head head_;
+  HeadTables tables_;
+  GridPotentials potentials_;
+  QueryScratch own_;
+  float key_norm_ = 0.0f;
+};
+
+}  // namespace
+
+namespace ppma {
+
+bool is_small(const AttentionParams& params) {
+  return !params.key_bias && params.tokens() <= kMostTokens && params.width <= kMostVectors * kLanes;
+}
+
+int small_attention(const AttentionParams& params, const View& out) {
+  Keys grid(params);
+  return for_tasks(params.batch * params.heads, (params.tokens() + kBlockRows - 1) / kBlockRows, params.threads,
+                   floats_of<HeadTables>(params, grid), floats_of<QueryScratch>(params, grid),
+                   [&](int64_t task, Team team, float* shared, float* own) {
+                     Small(params, out, grid, task, Arena(shared), Arena(own)).run(team);
+                   });
+}
+
+}  // namespace ppma

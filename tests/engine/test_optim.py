@@ -1,0 +1,231 @@
+"""Learning rates, weight decay and the moving average."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import pytest
+import timm
+import torch
+from stand_in import make, run
+from torch import nn
+
+from ppma.config import ConfigError
+from ppma.engine.config import EmaConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from ppma.engine.distributed import SyncBatchNorm2d, synchronise_batch_norm
+from ppma.engine.logging import read_rows
+from ppma.engine.optim import make_ema, make_optimizer, make_schedule
+from ppma.tasks.detection import mask_rcnn
+from ppma.tasks.segmentation import upernet
+
+CONFIG = RunConfig(task="t", model="ppma_nano", epochs=300, batch_size=8, lr=1e-3)
+SCALED = {"layer_scale": (None, None, 1e-6, 1e-6), "formulation": "release"}
+
+
+def test_ema_short_run(tmp_path):
+    """Without a warm-up, 94 % of the average would be the random start, which guesses."""
+    settings = ("samples=200", "batch_size=20", "epochs=6", "eval_epochs=6", "dropout=0")
+    trainer = run(tmp_path / "ema", *settings, "ema.decay=0.999")
+    run(tmp_path / "raw", *settings, "ema=null")
+    averaged, raw = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("ema", "raw"))
+    assert raw["val_accuracy"] > 0.7
+    assert averaged["val_accuracy"] >= raw["val_accuracy"] - 0.1
+    start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-9", "ema=null", "dropout=0").model
+    weights = [model[0].weight.detach() for model in (start, trainer.model, trainer.eval_model)]
+    assert (weights[2] - weights[1]).norm() < 0.3 * (weights[1] - weights[0]).norm()
+
+
+def test_ema_warm_up():
+    ema = make_ema(make("ema.decay=0.99").config, torch.nn.Linear(2, 2))
+    decays = [ema.get_decay(step) for step in range(1, 2000)]
+    assert decays == [min(0.99, (1 + t) / (10 + t)) for t in range(1, 2000)]
+    assert decays[890] == 0.99
+
+
+@pytest.mark.parametrize("name", ["cosine", "poly", "multistep", "constant"])
+def test_schedule_learning_rates(tmp_path, name):
+    run(
+        tmp_path, f"schedule.name={name}", "epochs=4", "log_steps=1", "schedule.warmup_epochs=0",
+        "schedule.warmup_steps=4", "schedule.milestones=[2,3]", "schedule.min_lr=0.001",
+    )  # fmt: skip
+    rates = [row["lr"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert rates[:4] == pytest.approx([0, 0.0025, 0.005, 0.0075])
+    expected = {
+        "cosine": lambda t: 0.001 + 0.0045 * (1 + math.cos(math.pi * t / 24)),
+        "poly": lambda t: 0.001 + 0.009 * (1 - t / 24),
+        "multistep": lambda t: 0.01 * 0.1 ** ((t >= 12) + (t >= 18)),
+        "constant": lambda t: 0.01,
+    }[name]
+    assert rates[4:] == pytest.approx([expected(t) for t in range(4, 24)])
+
+
+class Dense(nn.Module):
+    """A backbone with a head around it, as detectors and segmenters have."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = timm.create_model("ppma_nano", num_classes=0)
+        self.head = nn.Conv2d(128, 3, 1)
+
+    def no_weight_decay(self):
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+
+def scales(model, backbone, *settings):
+    """The factor on the learning rate and the weight decay of each parameter, once the schedule has set the rate."""
+    config = make("lr=0.1", "schedule.warmup_epochs=0", *settings).config
+    optimizer = make_optimizer(config, model, backbone)
+    make_schedule(config, optimizer, steps=10, steps_per_epoch=5).step_update(0)
+    found = {
+        id(p): (group["lr"] / 0.1, group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]
+    }
+    return {name: found[id(parameter)] for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_optimizer_layer_decay_dense():
+    found = scales(Dense(), "backbone", "optimizer.layer_decay=0.5", "optimizer.weight_decay=0.05")
+    assert found["head.weight"] == (1.0, 0.05)
+    assert found["head.bias"] == (1.0, 0.0)
+    depth = {
+        name: found[name][0]
+        for name in found
+        if name.startswith("backbone.stages") and name.endswith("position.weight")
+    }
+    assert list(depth.values()) == sorted(depth.values())
+    assert len(set(depth.values())) == 8  # the blocks of ppma_nano
+    assert found["backbone.stem.layers.0.weight"][0] == pytest.approx(0.5 * min(depth.values()))
+    excluded = {name for name, (_, decay) in found.items() if decay == 0}
+    assert Dense().no_weight_decay() <= excluded
+
+
+def test_optimizer_backbone_lr_scale_dense():
+    found = scales(Dense(), "backbone", "optimizer.backbone_lr_scale=0.1")
+    assert {round(scale, 9) for name, (scale, _) in found.items() if name.startswith("backbone.")} == {0.1}
+    assert {scale for name, (scale, _) in found.items() if name.startswith("head.")} == {1.0}
+
+
+def test_optimizer_backbone_lr_scale_classification():
+    found = scales(timm.create_model("ppma_nano", num_classes=5), "", "optimizer.backbone_lr_scale=0.1")
+    assert {name for name, (scale, _) in found.items() if scale == 1} == {"head.fc.weight", "head.fc.bias"}
+
+
+def test_optimizer_scales_multiply():
+    both = scales(Dense(), "backbone", "optimizer.backbone_lr_scale=0.1", "optimizer.layer_decay=0.5")
+    decayed = scales(Dense(), "backbone", "optimizer.layer_decay=0.5")
+    name = "backbone.stages.1.blocks.0.position.weight"
+    assert both[name][0] == pytest.approx(0.1 * decayed[name][0])
+
+
+def test_optimizer_scales_of_a_model_without_layers():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    found = scales(model, "0", "optimizer.backbone_lr_scale=0.5")
+    assert (found["0.0.weight"][0], found["1.weight"][0]) == (0.5, 1.0)
+
+
+def test_optimizer_scales_follow_the_schedule(tmp_path):
+    trainer = run(
+        tmp_path, "optimizer.layer_decay=0.5", "schedule.name=constant", "epochs=1", "schedule.warmup_epochs=0"
+    )
+    assert {group["lr"] / group["lr_scale"] for group in trainer.optimizer.param_groups} == {0.01}
+
+
+def with_groups(groups, **options):
+    return dataclasses.replace(CONFIG, optimizer=OptimizerConfig(weight_decay_groups=groups, **options))
+
+
+def decayed(model, groups):
+    """Names of the parameters with weight decay; every parameter is in one group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(with_groups(groups), model)
+    assert sorted(id(p) for group in optimizer.param_groups for p in group["params"]) == sorted(names)
+    return {names[id(p)] for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+
+
+def test_weight_decay_groups_classification():
+    """The authors decay the layer scales, which are 4-D there; the rest is the same."""
+    model = timm.create_model("ppma_nano", **SCALED)
+    ours, authors = (decayed(model, groups) for groups in ("ours", "authors"))
+    scales = {name for name, _ in model.named_parameters() if name.endswith("_scale.gamma")}
+    assert len(scales) == 2 * (4 + 1)
+    assert authors == ours | scales
+    assert not ours & scales
+
+
+@pytest.mark.parametrize("make", [upernet, mask_rcnn])
+def test_weight_decay_groups_dense(make):
+    """MMCV spares names with "norm": biases, decays, batch norms of stem and heads are decayed."""
+    model = make("ppma_nano", num_classes=5, **SCALED)
+    authors = decayed(model, "authors")
+    spared = {name for name, _ in model.named_parameters()} - authors
+    norms = (".attn_norm.", ".ffn_norm.", ".downsample.norm.", ".feature_norms.")
+    assert all(any(norm in name for norm in norms) for name in spared)
+    for ending in ("dt_bias", "A_log", "qkv.bias", "attn_scale.gamma", "stem.layers.1.weight"):
+        assert any(name.endswith(ending) for name in authors)
+        assert not any(name.endswith(ending) for name in spared)
+    assert all("batch_norm" not in name for name in spared)
+    assert not any(name.endswith(("bias", "A_log", "gamma")) for name in decayed(model, "ours"))
+
+
+def test_weight_decay_groups_errors():
+    with pytest.raises(ConfigError, match="weight_decay_groups: expected 'ours' for this model, got 'authors'"):
+        make_optimizer(with_groups("authors"), nn.Linear(2, 2))
+
+
+def test_weight_decay_groups_layer_decay():
+    """Both apply: the groups differ in the learning rate and in the weight decay."""
+    model = timm.create_model("ppma_nano", num_classes=5, **SCALED)
+    groups = make_optimizer(with_groups("authors", layer_decay=0.5), model).param_groups
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.05}
+    assert len({group["lr_scale"] for group in groups}) > 5
+
+
+def learning_rates(per, epochs=300, steps_per_epoch=10):
+    """Of every step of the ImageNet schedule."""
+    schedule = ScheduleConfig(name="cosine", min_lr=1e-5, warmup_epochs=5, warmup_lr=1e-6, per=per)
+    config = dataclasses.replace(CONFIG, schedule=schedule)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.lr)
+    made = make_schedule(config, optimizer, steps=epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch)
+    rates = []
+    for step in range(epochs * steps_per_epoch):
+        made.step_update(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_schedule_per_epoch():
+    """Constant within an epoch and one epoch late, so that epochs 0 and 1 both start at 1e-6."""
+    rates = torch.tensor(learning_rates("epoch"), dtype=torch.float64).view(300, 10)
+    assert (rates == rates[:, :1]).all()
+    expected = [1e-6 + epoch / 5 * (1e-3 - 1e-6) for epoch in (0, 0, 1, 2, 3, 4)]
+    expected += [1e-5 + (1e-3 - 1e-5) * (1 + math.cos(math.pi * (epoch - 1) / 300)) / 2 for epoch in range(6, 300)]
+    torch.testing.assert_close(rates[:, 0], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_schedule_per_step():
+    rates = learning_rates("step")
+    assert rates[0] == 1e-6
+    assert all(later > earlier for earlier, later in itertools.pairwise(rates[:51]))
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[50:]))
+
+
+def test_ema_warmup_off():
+    model = nn.Linear(2, 2)
+    decays = {
+        warmup: make_ema(dataclasses.replace(CONFIG, ema=EmaConfig(0.99, warmup=warmup)), model).get_decay(1)
+        for warmup in (True, False)
+    }
+    assert decays == {True: pytest.approx(2 / 11), False: 0.99}
+
+
+def test_sync_batch_norm_skip():
+    """As in the authors' segmentation: the heads are synchronised, the backbone is not."""
+    model = synchronise_batch_norm(upernet("ppma_nano", num_classes=5), torch.device("cpu"), ["backbone"])
+    backbone = [module for module in model.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+    heads = [module for module in model.decode_head.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert backbone
+    assert heads
+    assert not any(isinstance(module, SyncBatchNorm2d) for module in backbone)
+    assert all(isinstance(module, SyncBatchNorm2d) for module in heads)
+    with pytest.raises(ConfigError, match=r"sync_batch_norm_skip: expected names of backbone, .*, got 'bakbone'"):
+        synchronise_batch_norm(model, torch.device("cpu"), ["bakbone"])
