@@ -180,14 +180,18 @@ class PolylineAttention(nn.Module):
 
     def structured_mask(self, x: Tensor) -> StructuredMask:
         """The mask for the tokens x (B, H, W, dim), the attention's own input."""
+        log_decays = () if self.decay is None else self.decay(x)
+        return self.mask_of(log_decays, (x.shape[1], x.shape[2]), x.device)
+
+    def mask_of(self, log_decays: tuple[Tensor, ...], grid: tuple[int, int], device: torch.device) -> StructuredMask:
+        """The mask with these log-decays; () for masks that learn none."""
         if self.decay is not None:
             build = masks.KINDS[self.mask].build
             assert build is not None
-            return build(*self.decay(x))
-        grid = (x.shape[1], x.shape[2])
+            return build(*log_decays)
         if self.mask == "none":
-            return masks.none(grid, device=x.device)
-        return masks.rmt(_fixed_log_decay(self.heads, self.fixed_decay_span, x.device), grid)
+            return masks.none(grid, device=device)
+        return masks.rmt(_fixed_log_decay(self.heads, self.fixed_decay_span, device), grid)
 
     def forward(
         self,

@@ -8,6 +8,7 @@ float32 at least, also under autocast: they are summed along paths.
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +61,11 @@ class DecayHead(nn.Module, ABC):
         with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
             # The grid is one axis here: with symbolic sizes, export cannot split it off the heads again.
             slices = x.flatten(1, -2).unflatten(-1, (self.heads, -1)).to(dtype)
-            log_decays = self.activate(F.linear(slices, self.weight.to(dtype))).unflatten(1, x.shape[1:-1])
-            log_decays = log_decays.movedim(-2, 1)
+            return self.from_logits(F.linear(slices, self.weight.to(dtype)), x.shape[1:-1])
+
+    def from_logits(self, logits: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Logits (B, tokens, heads, outputs) of a grid to log_alpha and log_beta."""
+        log_decays = self.activate(logits).unflatten(1, grid).movedim(-2, 1)
         return log_decays[..., 0], log_decays[..., -1]
 
 

@@ -115,3 +115,16 @@ class Backend(Protocol):
         packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q and k, and v (B, N, heads, d), of a packed (B, N, 3 * heads * d); differentiable by itself."""
+
+    @staticmethod
+    def fused_linear(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor | None,
+        norm_eps: float | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        rotated: int,
+        packed: dict[str, Tensor],
+    ) -> Tensor:
+        """As `ppma.ops.fused_linear.fused_linear`; a backend may keep packed copies of the weight in `packed`."""

@@ -23,6 +23,25 @@ def rotary_split(
     return q, k, qkv[:, :, 2]
 
 
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    norm_eps: float | None,
+    rotary: tuple[Tensor, Tensor] | None,
+    rotated: int,
+    packed: dict[str, Tensor],
+) -> Tensor:
+    """`residual + rotate(linear(normalise(x)))`; see `ppma.ops.fused_linear.fused_linear`."""
+    out = F.linear(x if norm_eps is None else F.layer_norm(x, x.shape[-1:], eps=norm_eps), weight, bias)
+    if rotary is not None:
+        cos, sin = (table[:, None] for table in rotary)
+        heads = out[:, :rotated].unflatten(-1, (-1, 2 * cos.shape[-1])).unflatten(0, (-1, len(cos)))
+        out = torch.cat((rotate(heads, cos, sin).flatten(0, 1).flatten(1), out[:, rotated:]), -1)
+    return out if residual is None else residual + out
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the channel pairs of x (..., d); computed in float32 or float64, returned in the dtype of x."""
     even, odd = x.to(compute_dtype(x.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
