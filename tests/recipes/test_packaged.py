@@ -62,7 +62,7 @@ def test_upernet_shared_settings():
         (
             "coco_maskrcnn_ppma_small_3x",
             "_authors_maskrcnn",
-            {"amp": "none", "weight_decay_groups": "authors", "sync_batch_norm": False},
+            {"amp": "none", "weight_decay_groups": "authors", "sync_batch_norm": False, "antialias": False},
         ),
     ],
 )
@@ -71,7 +71,9 @@ def test_authors_base(tmp_path, recipe, base, expected):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"base": [recipe, base]}))
     config, before = load_config(path), load_config(recipe)
-    sections = [part for part in (config, config.optimizer, config.schedule, config.ema, config.data) if part]
+    sections = [
+        part for part in (config, config.optimizer, config.schedule, config.ema, config.data, config.augment) if part
+    ]
     found = {key: getattr(part, key) for part in sections for key in expected if hasattr(part, key)}
     assert found == expected
     assert (config.model_args, config.lr, config.schedule.name) == (before.model_args, before.lr, before.schedule.name)

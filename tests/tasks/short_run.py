@@ -66,7 +66,7 @@ def load_transcription():
 
 
 def summary_under_torchrun(recipe, out, changes):
-    """What a run of the command on two processes writes about itself."""
+    """Run the command on two processes and return its summary."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppma"]
     command += ["train", recipe, "--out", str(out), *settings(*changes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

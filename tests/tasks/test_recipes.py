@@ -1,4 +1,4 @@
-"""What the packaged recipes train, and how mistakes in them are named."""
+"""The packaged recipes, and the messages about mistakes in recipes."""
 
 import pytest
 import torch

@@ -154,6 +154,18 @@ def test_predict_overlay(run, scenes, tmp_path, capsys):
     assert main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
 
 
+def test_predict_threshold(run, scenes, capsys):
+    """A threshold only filters the detections."""
+    found = {}
+    for threshold in (0.0, 0.06):
+        command = ["predict", str(run / "best.safetensors"), str(scenes / "val2017" / "000001.jpg"), "--json"]
+        assert main([*command, "--out", str(run / "x.png"), "--threshold", str(threshold)]) == 0
+        found[threshold] = json.loads(capsys.readouterr().out)[0]["instances"]
+    scores = sorted(one["score"] for one in found[0.0])
+    assert scores[0] < 0.06 < scores[-1]
+    assert found[0.06] == [one for one in found[0.0] if one["score"] >= 0.06]
+
+
 def test_predict_bad_images_and_same_names(run, scenes, tmp_path, capsys):
     checkpoint = str(run / "best.safetensors")
     for folder in ("a", "b"):
