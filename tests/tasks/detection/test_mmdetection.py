@@ -1,15 +1,14 @@
 """Mask R-CNN from files of MMDetection against its heads written out in `mmdetection_reference`."""
 
 import dataclasses
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mmdetection_reference import Reference, prepare, random_heads, scaled_size
 from PIL import Image
+from short_run import load_transcription
 
 import ppma
 from ppma.models import CheckpointError
@@ -19,10 +18,7 @@ from ppma.tasks.detection.task import Detection
 from ppma.tasks.detection.weights import export_mmdetection, load_detector, save_detector
 from ppma_cli import main
 
-_PATH = Path(__file__).parents[2] / "models" / "transcription.py"
-_SPEC = importlib.util.spec_from_file_location("transcription_for_detection", _PATH)
-transcription = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(transcription)
+transcription = load_transcription()
 
 DIMS = (16, 16, 32, 32)
 TOY = dataclasses.replace(transcription.TINY, depths=(1, 1, 1, 1), dims=DIMS, heads=(2, 2, 2, 2))
