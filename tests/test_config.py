@@ -1,4 +1,4 @@
-"""Configurations name the key that is wrong, and the nearest right one."""
+"""Messages about invalid configurations name the key and the nearest valid one."""
 
 import itertools
 from dataclasses import dataclass

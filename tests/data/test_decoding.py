@@ -1,4 +1,4 @@
-"""Image files as RGB images: modes, orientation, and what is said about files that cannot be read."""
+"""Decoding of image files: modes, orientation, messages for unreadable files."""
 
 import builtins
 import io
@@ -180,7 +180,7 @@ def deny():
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("truncated", "truncated"),
         ("text", "not an image"),
@@ -194,9 +194,9 @@ def deny():
         ("denied", "Permission denied"),
     ],
 )
-def test_decode_broken_files(tmp_path, monkeypatch, kind, said):
+def test_decode_broken_files(tmp_path, monkeypatch, kind, message):
     path = broken_file(tmp_path, kind, monkeypatch)
-    with pytest.raises(BrokenSampleError, match=rf"^the name: .*{said}") as caught:
+    with pytest.raises(BrokenSampleError, match=rf"^the name: .*{message}") as caught:
         decode(path, "the name")
     assert "\n" not in str(caught.value)
 
@@ -213,7 +213,7 @@ def test_image_files_folders_and_names(tmp_path):
     (folder / "inner.png").mkdir(parents=True)
     for name in ("b.JPG", "a.png", "notes.txt"):
         (folder / name).touch()
-    alone = tmp_path / "alone"  # named, so it is taken whatever it is called
+    alone = tmp_path / "alone"  # named explicitly, so its suffix does not matter
     paths, problems = image_files([alone, folder])
     assert paths == [alone, folder / "a.png", folder / "b.JPG"]
     assert problems == []

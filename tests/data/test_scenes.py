@@ -1,4 +1,4 @@
-"""Scenes: what is in them is what is written about them."""
+"""Synthetic scenes and their annotations."""
 
 import hashlib
 import json

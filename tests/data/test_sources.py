@@ -277,7 +277,7 @@ def test_idx_damaged(tmp_path, content):
 
 
 def test_idx_contradictory(tmp_path):
-    for labels, said in (
+    for labels, message in (
         ([7], r"found \(2, 3, 4\) and \(1,\)"),
         ([7, 10], "expected labels from 0 to 9 in .*, found 10"),
     ):
@@ -287,7 +287,7 @@ def test_idx_contradictory(tmp_path):
         }.items():
             raw = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
             (tmp_path / f"train-{part}-ubyte").write_bytes(raw)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             open_images(ImageDataConfig(name="fashion_mnist", root=str(tmp_path)), "train")
 
 

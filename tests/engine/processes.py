@@ -1,4 +1,4 @@
-"""The stand-in's training in processes of its own.
+"""Training of the stand-in in separate processes.
 
 They are forked from a server that has imported the libraries once and run nothing: fresh, and started in milliseconds.
 """
@@ -42,7 +42,7 @@ def _child(command: list[str], output: str, environment: dict[str, str]) -> None
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ.update(environment)
-    multiprocessing.set_start_method("fork", force=True)  # for loader workers, as in a program of its own
+    multiprocessing.set_start_method("fork", force=True)  # for loader workers, as in an ordinary program
     sys.path.insert(0, str(Path(__file__).parent))
     from stand_in import main
 

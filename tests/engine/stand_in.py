@@ -1,6 +1,6 @@
 """A tiny task for the engine's tests: a small network with batch norm and dropout on random vectors shaped as images.
 
-`main` trains as a program would; the tests run it in processes of their own, which they kill.
+`main` trains like a program; the tests run it in separate processes, which they kill.
 """
 
 import argparse
@@ -169,6 +169,7 @@ def main(command: list[str]) -> None:
     parser.add_argument("assignments", nargs="*")
     parser.add_argument("--kill-at-step", type=int)
     parser.add_argument("--kill-in-save", type=int)
+    parser.add_argument("--read-steps", type=int, default=1)
     parser.add_argument("--slow", action="store_true", help="a step takes a while, so that a signal meets it")
     arguments = parser.parse_args(command)
     if arguments.kill_at_step is not None or arguments.slow:
@@ -193,4 +194,4 @@ def main(command: list[str]) -> None:
                 _die()
 
         os.fsync = die_before_rename
-    run(arguments.out, *arguments.assignments, resume=arguments.resume)
+    run(arguments.out, *arguments.assignments, resume=arguments.resume, read_steps=arguments.read_steps)

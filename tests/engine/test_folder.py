@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, nothing overwritten unasked, nothing mixed."""
+"""The run's folder: locking, overwriting, and checkpoints of other runs."""
 
 import os
 import time

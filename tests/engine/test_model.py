@@ -53,7 +53,7 @@ def test_freeze_mistakes(tmp_path, patterns, message):
 
 
 class Nano(StandIn):
-    """A task around a backbone of ours."""
+    """A task with a PPMA backbone."""
 
     def model(self):
         return timm.create_model("ppma_nano", num_classes=2)

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed ends as if nothing had happened, bit for bit."""
+"""A killed and resumed run ends bit-identical to an uninterrupted one."""
 
 import zipfile
 from pathlib import Path

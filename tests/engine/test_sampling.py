@@ -1,4 +1,4 @@
-"""Order and augmentation follow from seed, epoch and position alone."""
+"""Order and augmentation are functions of seed, epoch and position."""
 
 import random
 from collections import Counter

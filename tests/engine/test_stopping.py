@@ -31,25 +31,30 @@ def test_signal_saves(tmp_path, number):
     assert program(tmp_path, "auto").exit_code == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*not written")
-def test_full_disk_at_a_stop(tmp_path, monkeypatch):
-    full_for(monkeypatch, "step-00000004")
+def stop_in_step(monkeypatch, step):
+    """SIGTERM arrives in this step."""
     learn, calls = StandIn.loss, []
 
     def loss(task, model, batch):
         calls.append(1)
-        if len(calls) == 4:
+        if len(calls) == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return learn(task, model, batch)
 
     monkeypatch.setattr(StandIn, "loss", loss)
+
+
+@pytest.mark.filterwarnings("ignore:.*not written")
+def test_full_disk_at_a_stop(tmp_path, monkeypatch):
+    full_for(monkeypatch, "step-00000004")
+    stop_in_step(monkeypatch, 4)
     with pytest.raises(StoppedError, match="not saved: stopped at step 4; --resume auto continues from step 2") as stop:
         run(tmp_path)
     assert stop.value.exit_code == 143
 
 
 def accuracies(monkeypatch, *values):
-    """Evaluations measure these values in turn, then the last for ever."""
+    """Evaluations return these values in turn, then repeat the last."""
     left = list(values)
     monkeypatch.setattr("stand_in.Accuracy.compute", lambda *_: {"accuracy": left.pop(0) if len(left) > 1 else left[0]})
 
@@ -96,19 +101,11 @@ def test_early_stopping_off_trains_to_the_end(tmp_path, monkeypatch):
 
 
 def test_signal_between_reads_of_the_loss(tmp_path, monkeypatch):
-    """A stop reads what is pending, so the log of the resumed run is that of an uninterrupted one."""
-    learn, calls = StandIn.loss, []
-
-    def loss(task, model, batch):
-        calls.append(1)
-        if len(calls) == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return learn(task, model, batch)
-
+    """A stop reads pending losses, so the log of the resumed run is that of an uninterrupted one."""
     settings = ("log_steps=null", "checkpoint_steps=null", "epochs=2")
     run(tmp_path / "whole", *settings, read_steps=100)
     with monkeypatch.context() as patch:
-        patch.setattr(StandIn, "loss", loss)
+        stop_in_step(patch, 4)
         with pytest.raises(StoppedError, match="stopped at step 4 of 12; saved"):
             run(tmp_path / "stopped", *settings, read_steps=100)
     run(tmp_path / "stopped", *settings, resume="auto", read_steps=100)

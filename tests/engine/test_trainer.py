@@ -1,4 +1,4 @@
-"""What a run writes, and how it ends when something goes wrong."""
+"""Files, resuming, failures and reads of the loss of a run."""
 
 import json
 import os
@@ -228,7 +228,7 @@ def test_step_reads_nothing_between_reads(tmp_path, host_reads, monkeypatch):
     monkeypatch.setattr("stand_in.Accuracy.compute", lambda *_: {"accuracy": 0.5})
     settings = ("log_steps=6", "checkpoint_steps=null", "clip_grad=1", "ema.decay=0.9")
     run(tmp_path, *settings, read_steps=1000)
-    assert host_reads == ["_read_losses: tolist"] * 4  # steps 6, 12, 18 and 24
+    assert host_reads == ["read: tolist"] * 4  # steps 6, 12, 18 and 24
 
 
 def test_step_reads_change_no_result(tmp_path):

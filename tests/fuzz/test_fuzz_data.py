@@ -55,7 +55,7 @@ def no_longer_than(seconds):
 
 @contextlib.contextmanager
 def one_case(seed, number):
-    """Anything but what the body allows is a failure that says how to repeat it."""
+    """An unexpected exception fails with the seed that reproduces it."""
     try:
         with warnings.catch_warnings(), no_longer_than(SECONDS):
             warnings.simplefilter("ignore")
@@ -126,7 +126,7 @@ def valid_images():
 
 @counts(QUICK, SLOW)
 def test_fuzz_images(tmp_path, monkeypatch, seed, cases):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2_000_000)  # of memory, not of what is tested
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2_000_000)  # bounds memory, not what is tested
     images, path = valid_images(), tmp_path / "image"
     read = 0
     for number in range(cases):

@@ -1,6 +1,8 @@
 """Training, evaluation and prediction by the command line, on small runs."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -88,6 +90,9 @@ def test_train_command_resume(tmp_path, capsys):
     assert main(command) == 2
     assert "--resume auto continues it" in capsys.readouterr().err
     assert main([*command, "--resume", "auto", "--set", "steps=4"]) == 0
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    measured = r"val_top1 [\d.]+, val_top5 [\d.]+, val_loss [\d.]+"
+    assert re.fullmatch(rf"{tmp_path}: 4 steps in \d+ s; at step [34], the best: {measured}", last_line)
     assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == [3, 4]
 
 
@@ -120,6 +125,22 @@ def test_finetune_folder_with_broken_image(digits_run, folder, tmp_path, capsys)
     again = ["train", "folder_finetune", "--out", str(tmp_path / "b"), *changes, "--set", "max_broken=0"]
     assert main(again) == 1
     assert "more than max_broken = 0" in capsys.readouterr().err
+
+
+def test_finetune_folder_without_validation(folder, tmp_path, capsys):
+    shutil.rmtree(folder / "val")
+    changes = settings(
+        f"data.root={folder}", "model=ppma_nano", "data.image_size=32", "data.val_fraction=0.25", "steps=1",
+        "batch_size=8", "workers=0", "balanced_sampling=true", "class_balance=1", "optimizer.layer_decay=0.9",
+        "freeze=[stem.*]", "log=[csv]",
+    )  # fmt: skip
+    assert main(["train", "folder_finetune", "--out", str(tmp_path / "run"), *changes]) == 0
+    assert capsys.readouterr().err.count("validating on 6 of 24 training images") == 1
+    weights, config = str(tmp_path / "run" / "best.safetensors"), str(tmp_path / "run" / "config.yaml")
+    assert main(["eval", weights, "--data", config, "--json"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    measured = json.loads(capsys.readouterr().out)
+    assert (measured["count"], measured["top1"]) == (6, summary["val_top1"])
 
 
 def test_imagenet_recipe_trains(folder, tmp_path):
@@ -156,7 +177,6 @@ def test_train_memorises_few_images(tmp_path):
     assert losses[-1] < 0.25
 
 
-@pytest.mark.usefixtures("_quick_timing")
 def test_train_deterministic_files(tmp_path):
     for name in ("a", "b"):
         train("digits_nano", tmp_path / name, assignments=[*SHORT, "data.train_fraction=0.02"])

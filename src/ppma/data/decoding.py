@@ -139,18 +139,18 @@ def read_images(
             BrokenSampleError instead.
     """
 
-    def tell(problem: str) -> None:
+    def report_or_raise(problem: str) -> None:
         if report is None:
             raise BrokenSampleError(problem)
         report(problem)
 
     for problem in problems:
-        tell(problem)
+        report_or_raise(problem)
     for path in paths:
         try:
             image = decode(path, str(path))
         except BrokenSampleError as error:
-            tell(str(error))
+            report_or_raise(str(error))
         else:
             yield path, image
 

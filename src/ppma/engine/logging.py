@@ -118,7 +118,7 @@ class ProgressLine:
     ) -> None:
         self.title, self.total, self.first, self.enabled, self.unit = title, total, done, enabled, unit
         self.console: Console = within.console if within is not None else Console(stderr=True)
-        self.begun = self.said = time.monotonic()
+        self.started = self.printed = time.monotonic()
         self.within = within
         self.bar: Progress | None = within.bar if within is not None else None
         if self.bar is None and enabled and self.console.is_terminal:
@@ -140,9 +140,9 @@ class ProgressLine:
         """Show the progress, with a note beside it."""
         if self.bar is not None:
             self.bar.update(self.task, completed=done, note=note)
-        elif self.enabled and (time.monotonic() - self.said >= LINE_SECONDS):
-            self.said = time.monotonic()
-            left = (self.said - self.begun) / max(done - self.first, 1) * (self.total - done)
+        elif self.enabled and (time.monotonic() - self.printed >= LINE_SECONDS):
+            self.printed = time.monotonic()
+            left = (self.printed - self.started) / max(done - self.first, 1) * (self.total - done)
             self.say(f"{self.title}: {done}/{self.total} {self.unit}, ETA {_duration(left)}, {note}".rstrip(", "))
 
     def say(self, text: str) -> None:

@@ -19,7 +19,7 @@ SaveWeights = Callable[[nn.Module, Path], None]
 
 
 class ResultFiles:
-    """Writes the files of a run, in the main process. A failed write is a warning, and an error if it is never mended.
+    """Writes the files of a run, in the main process. A failed write is a warning; at the end of the run, an error.
 
     Attributes:
         failed: the files that could not be written, with the reason.

@@ -188,9 +188,9 @@ def name_dead_workers() -> Iterator[None]:
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        said = str(error).splitlines()[0].removeprefix("DataLoader worker ").rstrip(". ")
+        reason = str(error).splitlines()[0].removeprefix("DataLoader worker ").rstrip(". ")
         raise LoaderDiedError(
-            f"a loader process died: {said}. The usual cause is that memory or shared memory ran out: try fewer "
+            f"a loader process died: {reason}. The usual cause is that memory or shared memory ran out: try fewer "
             "workers or a smaller batch_size"
         ) from None
 

@@ -50,7 +50,7 @@ class Trackers:
         for name, tracker in list(self.open.items()):
             try:
                 tracker.log(values, step=int(row["step"]))
-            except Exception as error:  # no network, no disk space: the run goes on
+            except Exception as error:  # no network, no disk space: the run continues
                 self._drop(name, error)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, NonFiniteLossError, StoppedError, TooManyBrokenError
 from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
 from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics, headline
+from ppma.engine.losses import LossMeter
 from ppma.engine.model import build_model, frozen_norms, parallelise
 from ppma.engine.results import ResultFiles
 from ppma.engine.resume import check_fits, find_state
@@ -81,9 +82,7 @@ class Trainer:
         self.step, self.seconds = 0, 0.0
         self.best, self.best_step = -math.inf, 0
         self.stopping = EarlyStopping(config.early_stopping)
-        self.sums: dict[str, float] = {}  # of the loss terms since the last row of metrics
-        self.summed = 0
-        self.unread: list[torch.Tensor] = []  # loss terms of the steps since the last read, on the device
+        self.losses = LossMeter(world)
         self.read_steps = 1 if world.device.type == "cpu" else GPU_READ_STEPS
         self.note = ""
         self.files = ResultFiles(run, task.save_weights)
@@ -136,7 +135,7 @@ class Trainer:
             "rng": list(rng),
             "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.files.failed},
             "early_stopping": {"reference": self.stopping.reference, "stale": self.stopping.stale},
-            "log": {"sums": self.sums, "summed": self.summed, "seconds": self.seconds},
+            "log": {**self.losses.state(), "seconds": self.seconds},
             "config": configs.to_dict(self.config),
         }
 
@@ -178,7 +177,7 @@ class Trainer:
             self.best, self.best_step = -math.inf, 0
         early = state.get("early_stopping", {})
         self.stopping.reference, self.stopping.stale = early.get("reference", -math.inf), early.get("stale", 0)
-        self.sums, self.summed = dict(state["log"]["sums"]), state["log"]["summed"]
+        self.losses.load(state["log"])
         self.seconds = state["log"]["seconds"]
         checkpoint.restore_rng(state["rng"], self.world)
 
@@ -200,7 +199,7 @@ class Trainer:
 
         Raises:
             StoppedError: a signal stopped the run; its state was saved.
-            NonFiniteLossError: the loss is not finite; the state before that step was saved.
+            NonFiniteLossError: the loss is not finite; the state before that step was saved if it was read at once.
             TooManyBrokenError: too many unreadable samples; with one process, the state was saved.
             LoaderDiedError: a loader process was killed.
             IncompleteRunError: the run finished, but some results could not be written.
@@ -243,7 +242,7 @@ class Trainer:
         for norm in self.frozen_norms:
             norm.eval()
         self.schedule.step_update(self.step)
-        losses: dict[str, torch.Tensor] = {}
+        terms: dict[str, torch.Tensor] = {}
         for micro in range(config.accumulate):
             batch = self._next(batches, first=micro == 0)
             with self._maybe_no_sync(last=micro == config.accumulate - 1):
@@ -252,9 +251,9 @@ class Trainer:
                     loss = torch.stack(list(parts.values())).sum() / config.accumulate
                 self.scaler.scale(loss).backward()
             for name, part in parts.items():
-                losses[name] = losses.get(name, 0) + part.detach() / config.accumulate
-        self.unread.append(torch.stack([value.double() for value in losses.values()]))
-        stop = self._read_losses(list(losses), request) if self._read_due(request) else False
+                terms[name] = terms.get(name, 0) + part.detach() / config.accumulate
+        self.losses.add(self.step, terms)
+        stop = self._read_due(request) and self._read_losses(request.signal)
         if config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_grad)
@@ -277,24 +276,13 @@ class Trainer:
         asked = self.world.size == 1 and request.signal != 0
         return asked or self._evaluation_due(done) or any(self._due(steps, done) for steps in every)
 
-    def _read_losses(self, names: list[str], request: StopRequest) -> bool:
-        """Wait for the losses since the last read, average them over all processes and check that they are finite.
-
-        Returns:
-            Whether a process was asked to stop.
-        """
-        signal = torch.full_like(self.unread[0], float(request.signal))
-        *rows, flags = self.world.mean(torch.stack([*self.unread, signal])).tolist()
-        first = self.step + 1 - len(rows)
-        self.unread.clear()
-        for step, values in enumerate(rows, first):
-            if not all(map(math.isfinite, values)):
-                self._stop_non_finite(step, dict(zip(names, values, strict=True)))
-            for name, value in zip(names, values, strict=True):
-                self.sums[name] = self.sums.get(name, 0.0) + value
-            self.summed += 1
-        self.note = f"loss {sum(rows[-1]):.4f}, lr {self._lr():.3g}"
-        return flags[0] != 0
+    def _read_losses(self, signal: int = 0) -> bool:
+        """Read pending losses and check that they are finite; returns whether a process was asked to stop."""
+        reading = self.losses.read(signal)
+        if reading.non_finite is not None:
+            self._stop_non_finite(*reading.non_finite)
+        self.note = f"loss {reading.total:.4f}, lr {self._lr():.3g}"
+        return reading.stop
 
     def _lr(self) -> float:
         return max(group["lr"] for group in self.optimizer.param_groups)
@@ -306,6 +294,7 @@ class Trainer:
         except TooManyBrokenError as error:
             # Before the first micro-batch, the state is still that of the step's beginning.
             if first and self.world.size == 1:
+                self._read_losses()
                 self.save(checkpoint.path_of(self.run, self.step))
             raise TooManyBrokenError(f"{error}; {self._how_to_continue()}") from None
         return batch
@@ -326,10 +315,10 @@ class Trainer:
     def _stop(self, request: StopRequest) -> None:
         path = checkpoint.path_of(self.run, self.step)
         if self.save(path):
-            told = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
+            message = f"stopped at step {self.step} of {self.steps}; saved {path}; --resume auto continues"
         else:
-            told = f"not saved: {self._how_to_continue()}"
-        raise StoppedError(told, request.signal)
+            message = f"not saved: {self._how_to_continue()}"
+        raise StoppedError(message, request.signal)
 
     def _stop_non_finite(self, step: int, losses: dict[str, float]) -> None:
         """Raise; before that, save the state if the optimizer has not yet used the gradients of that step."""
@@ -356,18 +345,15 @@ class Trainer:
         A checkpoint of this step was saved before, so a run that is killed in here repeats only this.
         """
         evaluation = self._evaluation_due() and self.step > 0
-        if not evaluation and not (self._due(self.config.log_steps) and self.summed):
+        if not evaluation and not (self._due(self.config.log_steps) and self.losses.steps):
             return
         row: dict[str, float] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "seconds": self.seconds}
         row["lr"] = self._lr()
-        if self.summed:
-            row["train_loss"] = sum(self.sums.values()) / self.summed
-            if len(self.sums) > 1:
-                row |= {f"train_{name}": total / self.summed for name, total in self.sums.items()}
+        if self.losses.steps:
+            row |= self.losses.take()
             row["samples_per_second"] = self.step * self.config.batch_size / max(self.seconds, 1e-9)
         if evaluation:
             row |= self._evaluate()
-        self.sums, self.summed = {}, 0
         if self.log is not None:
             self.log.add(row)
 

@@ -155,7 +155,8 @@ def _variant(config: RunConfig, name: str, number: int) -> RunConfig:
 def _check_same(config: RunConfig, run: Path) -> None:
     """Raise if the folder holds a run with another configuration."""
     if (run / CONFIG).is_file():
-        changes = configs.differences(configs.read(run / CONFIG), configs.to_dict(config))
+        stored = configs.build(type(config), configs.read(run / CONFIG), source=str(run / CONFIG))
+        changes = configs.differences(configs.to_dict(stored), configs.to_dict(config))
         if changes:
             raise configs.ConfigError(
                 f"out: {run} was trained with another configuration ({'; '.join(changes)}); choose another folder"

@@ -29,6 +29,15 @@ def train(
 
     Returns:
         The contents of summary.json.
+
+    Examples:
+        >>> import tempfile
+        >>> from ppma.tasks.run import train
+        >>> changes = ["steps=1", "batch_size=4", "data.image_size=16", "data.test_split=null", "log=[csv]"]
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     summary = train("digits_nano", out, assignments=changes)
+        >>> summary["steps"], summary["val_count"]
+        (1, 180)
     """
     checked = config if isinstance(config, RunConfig) else load_config(config, assignments)
     run = Path(out)

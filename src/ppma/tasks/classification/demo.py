@@ -35,9 +35,9 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     if not isinstance(config, ClassificationConfig):
         raise ConfigError(f"task: expected a classification, got {config.task}")
     _check_folder(out)
-    tell = ProgressLine("demo", 0).say
-    tell(worked_example())
-    tell(f"\nTraining {config.model} on the embedded handwritten digits.")
+    say = ProgressLine("demo", 0).say
+    say(worked_example())
+    say(f"\nTraining {config.model} on the embedded handwritten digits.")
     summary = train(config, out, overwrite=True)
 
     model, preprocessing, classes = load_classifier(out / "best.safetensors")

@@ -49,14 +49,17 @@ class Finish {
  private:
   // A vector may hold several heads or a part of one: head_dim is a divisor or a multiple of kLanes.
   Vec rotate(int64_t row, int64_t column, Vec x) const {
-    int64_t at = row % params_.tokens * params_.head_dim + column % params_.head_dim;
-    return x * table(params_.cosine + at) + __builtin_shuffle(x, lane_index() ^ 1) * table(params_.sine + at);
+    int64_t at = (row % params_.tokens * params_.head_dim + column % params_.head_dim) / 2;
+    Vec sine = table(params_.sine + at);
+    return x * table(params_.cosine + at) + __builtin_shuffle(x, lane_index() ^ 1) * select(lane_index() % 2 == 0, -sine, sine);
   }
 
+  // One number for each pair of channels.
   Vec table(const float* from) const {
-    if (params_.head_dim >= kLanes) return load(from);
+    int64_t pairs = params_.head_dim / 2;
+    if (pairs >= kLanes / 2) return __builtin_shuffle(load_part(from, kLanes / 2), lane_index() / 2);
     Vec repeated;
-    for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[lane % params_.head_dim];
+    for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[lane / 2 % pairs];
     return repeated;
   }
 
