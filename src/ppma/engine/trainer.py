@@ -212,7 +212,7 @@ class Trainer:
                     self._log_and_evaluate()
                     while self.step < self.steps and not self.stopping.due:
                         self._step(batches, request)
-                        if self._due(self.config.checkpoint_steps) or self._evaluation_due():
+                        if _is_due(self.step, self.config.checkpoint_steps) or self._evaluation_due(self.step):
                             self.save(checkpoint.path_of(self.run, self.step))
                         self._log_and_evaluate()
                 return self._finish()
@@ -227,13 +227,9 @@ class Trainer:
     def _sampler(self, steps: range) -> StepSampler:
         return StepSampler(self.samples, self.config, self.world, steps, self.task.sample_weights())
 
-    def _due(self, every: int | None, step: int | None = None) -> bool:
-        step = self.step if step is None else step
-        return every is not None and step % every == 0 and step > 0
-
-    def _evaluation_due(self, step: int | None = None) -> bool:
+    def _evaluation_due(self, step: int) -> bool:
         every = self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
-        return (self.step if step is None else step) == self.steps or self._due(every, step)
+        return step == self.steps or _is_due(step, every)
 
     def _step(self, batches: Iterator[Batch], request: StopRequest) -> None:
         """Take one optimizer step."""
@@ -274,7 +270,7 @@ class Trainer:
         done, config = self.step + 1, self.config
         every = (self.read_steps, config.log_steps, config.checkpoint_steps)
         asked = self.world.size == 1 and request.signal != 0
-        return asked or self._evaluation_due(done) or any(self._due(steps, done) for steps in every)
+        return asked or self._evaluation_due(done) or any(_is_due(done, steps) for steps in every)
 
     def _read_losses(self, signal: int = 0) -> bool:
         """Read pending losses and check that they are finite; returns whether a process was asked to stop."""
@@ -344,8 +340,8 @@ class Trainer:
 
         A checkpoint of this step was saved before, so a run that is killed in here repeats only this.
         """
-        evaluation = self._evaluation_due() and self.step > 0
-        if not evaluation and not (self._due(self.config.log_steps) and self.losses.steps):
+        evaluation = self._evaluation_due(self.step) and self.step > 0
+        if not evaluation and not (_is_due(self.step, self.config.log_steps) and self.losses.steps):
             return
         row: dict[str, float] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "seconds": self.seconds}
         row["lr"] = self._lr()
@@ -435,3 +431,7 @@ class Trainer:
             "broken_samples": len(self.broken.seen),
             "config": folder.CONFIG,
         }
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step > 0 and step % every == 0
