@@ -69,3 +69,15 @@ def test_progress_narrow_terminal(monkeypatch, clock):
         clock[0] += 2
         line.advance("a long note")
     assert [len(text) for text in lines(sys.stderr)] == [20]
+
+
+def test_announce_terminal_only(monkeypatch):
+    for stream, expected in ((Terminal(), "run 1\n"), (io.StringIO(), "")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress.announce("run 1")
+        assert stream.getvalue() == expected
+
+
+def test_track_closed_stderr(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert list(progress.track([1, 2], "work")) == [1, 2]

@@ -33,15 +33,19 @@ class Progress:
         self._begun = self._drawn = time.monotonic()
         self._finished = threading.Event()
         self._visible = False
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Progress":
         # Counted steps redraw the line themselves: a thread would disturb what they measure.
-        if self.total is None and sys.stderr.isatty():
-            threading.Thread(target=self._redraw, daemon=True).start()
+        if self.total is None and _is_terminal():
+            self._thread = threading.Thread(target=self._redraw, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._finished.set()
+        if self._thread is not None:
+            self._thread.join()
         if self._visible:
             _write("")
 
@@ -53,7 +57,7 @@ class Progress:
         """
         self.done += 1
         now = time.monotonic()
-        if now - self._begun >= _DELAY and now - self._drawn >= _INTERVAL and sys.stderr.isatty():
+        if now - self._begun >= _DELAY and now - self._drawn >= _INTERVAL and _is_terminal():
             self._draw(note)
 
     def _redraw(self) -> None:
@@ -85,6 +89,16 @@ def track(items: Collection[Item], title: str) -> Iterator[Item]:
         for item in items:
             yield item
             progress.advance()
+
+
+def announce(text: str) -> None:
+    """Print a line about what starts now, for work that has a progress bar of its own."""
+    if _is_terminal():
+        print(text, file=sys.stderr)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _write(line: str) -> None:

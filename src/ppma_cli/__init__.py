@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     `head` does, the command ends quietly with 141, like a program killed by SIGPIPE.
     """
     name = "ppma"
+    if sys.stderr is None or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # as quiet as `ppma.progress`
     try:
         try:
             arguments = _parse(list(sys.argv[1:] if argv is None else argv))

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--masks",
         default=",".join(choices.MASKS),
-        help="comma-separated (default: all); 2d-linear is the 2d mask with linear attention in all stages",
+        help="comma-separated mask names (default: all); 2d-linear: the 2d mask with linear attention in all stages",
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs per mask (default: %(default)s)")
     parser.add_argument("--out", help="output folder for the runs and the table (default: runs/RECIPE)")

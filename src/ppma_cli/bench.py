@@ -70,10 +70,9 @@ def run(args: argparse.Namespace) -> int:
         if results and (last := list(results.values())[-1]).partial:
             print(last.markdown())
         raise
-    if args.json:
-        _write(args.json, where, results.values(), complete=True)
     print("Measured on: " + ", ".join(f"{name} {value}" for name, value in where.items()))
     if args.json:
+        _write(args.json, where, results.values(), complete=True)
         print(f"wrote {args.json}")
     return 0
 

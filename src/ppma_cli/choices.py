@@ -5,6 +5,6 @@ FORMULATIONS = ("paper", "release")
 ATTENTION_KINDS = ("full", "criss_cross", "linear", "decomposed")
 AMP = ("none", "bf16", "fp16")
 PATHS = ("v2h", "h2v")
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
 DTYPES = ("float16", "bfloat16", "float32")
 OPSET = 20

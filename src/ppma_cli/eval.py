@@ -11,7 +11,7 @@ HELP = "evaluate a checkpoint on held-out data"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="any weight file, best.safetensors of a run, or a published name")
+    parser.add_argument("checkpoint", help="a weight file, such as best.safetensors of a run, or a published name")
     parser.add_argument("--data", required=True, help="a recipe, a folder, or digits")
     parser.add_argument("--split", help="data split (default: the held-out split)")
     parser.add_argument("--batch-size", type=int, help="per process (default: 64; detection and segmentation: 4)")

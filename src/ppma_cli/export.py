@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import sys
 from typing import TYPE_CHECKING
 
 from ppma_cli import choices
@@ -34,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Export a model and compare the file's outputs with the model's."""
     from ppma.models import export as exporting
     from ppma.outputs import check_target
+    from ppma.progress import Progress
 
     target = check_target("OUT", arguments.target, _SUFFIXES)
     if target.suffix.lower() == ".onnx":
@@ -45,17 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     dynamic = not arguments.static
     exporting.check_size(model, (height, width), dynamic=dynamic)
     sizes = [(height, width), (height + 32, width + 17)] if dynamic else [(height, width)]
-    print("capturing the graph; a large model with open sizes takes a minute or more", file=sys.stderr)
     if target.suffix.lower() == ".onnx":
-        exporting.export_onnx(
-            model, target, (height, width), dynamic=dynamic, opset=arguments.opset, outputs=[*outputs]
-        )
-        differences = exporting.onnx_differences(model, target, sizes)
-        what = f"ONNX opset {arguments.opset}, compared in onnxruntime"
+        with Progress("exporting to ONNX"):
+            exporting.export_onnx(
+                model, target, (height, width), dynamic=dynamic, opset=arguments.opset, outputs=[*outputs]
+            )
+        compare, what = exporting.onnx_differences, f"ONNX opset {arguments.opset}, compared in onnxruntime"
     else:
-        exporting.save_program(exporting.export_program(model, (height, width), dynamic=dynamic), target)
-        differences = exporting.program_differences(model, target, sizes)
-        what = "torch.export program, compared after loading"
+        with Progress("exporting with torch.export"):
+            exporting.save_program(exporting.export_program(model, (height, width), dynamic=dynamic), target)
+        compare, what = exporting.program_differences, "torch.export program, compared after loading"
+    with Progress("comparing outputs"):
+        differences = compare(model, target, sizes)
     shape = "(batch, {}, height, width)" if dynamic else f"(1, {{}}, {height}, {width})"
     print(f"{target}: image {shape.format(inside.config.in_chans)} to {', '.join(outputs.values())}; {what}:")
     for size, difference in zip(sizes, differences, strict=True):

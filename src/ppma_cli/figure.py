@@ -128,6 +128,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
 def _add_selectivity(parser: argparse.ArgumentParser) -> None:
     add_subject(parser, default="ppma_nano")
     parser.add_argument("--image", nargs="+", help="image files, folders or samples (default: all samples)")
+    parser.add_argument("--untrained", action="store_true", help="compare with random weights of the same architecture")
 
 
 def _add_cost(parser: argparse.ArgumentParser) -> None:

@@ -39,9 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"kernels: expected Triton to be installed, got {error}") from error
     from ppma.bench.gpu import prediction
     from ppma.bench.gpu import report as resources
+    from ppma.progress import Progress
 
     if not arguments.report:
-        for report in prediction.reports():
+        with Progress("predicting"):
+            reports = prediction.reports()
+        for report in reports:
             print(report.markdown(), end="\n\n")
         return 0
     report, spilled = resources.resource_report(arguments.targets, arguments.channels, arguments.dtype)

@@ -13,7 +13,7 @@ HELP = "classify images, or detect and segment what they show"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="any weight file, best.safetensors of a run, or a published name")
+    parser.add_argument("checkpoint", help="a weight file, such as best.safetensors of a run, or a published name")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="an image file or a folder of images")
     parser.add_argument("--top", type=int, help="number of classes to print (classification; default: 5)")
     parser.add_argument(

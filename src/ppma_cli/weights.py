@@ -14,12 +14,14 @@ HELP = "list published weights by name, or verify one (--verify)"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--verify", metavar="NAME", help="download and load one, check names and shapes, print a checksum of its output"
+        "--verify",
+        metavar="NAME",
+        help="download and load one, check names and shapes, and print a checksum of its output",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list; or the verification of an entry, with exit code 1 if its checksum is another one."""
+    """Print the list, or verify one entry; exit code 1 if its checksum differs."""
     if arguments.verify:
         return _verify(arguments.verify)
     entries = _published()
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _published() -> list[dict[str, Any]]:
-    """The entries of `ppma.models.published`, read without importing the package and with it torch."""
+    """The entries of `ppma.models.published`, read without importing ppma, which would import torch."""
     spec = importlib.util.find_spec("ppma")
     assert spec is not None
     assert spec.origin is not None

@@ -359,6 +359,19 @@ def test_augment_boxes_follow_masks(scenes):
     assert {48, 64, 80} <= sides
 
 
+def test_augment_antialias():
+    """Half the size without a filter: the mean of two pixels, and the filter reaches further."""
+    image = tv_tensors.Image(torch.tensor([0, 0, 0, 240, 0, 0, 0, 0], dtype=torch.uint8).expand(3, 8, 8))
+    boxes = tv_tensors.BoundingBoxes([[0.0, 0, 8, 8]], format="XYXY", canvas_size=(8, 8))
+    rows = {}
+    for antialias in (False, True):
+        transform = train_transform(CocoAugmentConfig(short_sides=(4,), long_side=4, hflip=0, antialias=antialias))
+        scaled, _ = transform(image, {"boxes": boxes, "labels": torch.ones(1, dtype=torch.int64)})
+        rows[antialias] = (255 * scaled[0, 0]).round().int().tolist()
+    assert rows[False] == [0, 120, 0, 0]
+    assert rows[True] != rows[False]
+
+
 def test_augment_long_side_before_crop(monkeypatch):
     """The long side is limited in the scaling before a crop too: 20 x 200 becomes 10 x 100, not 60 x 600."""
     seen = []

@@ -100,7 +100,7 @@ def test_change_of_each_pixel(image, change, written_out, amount):
 
 
 def test_known_colours():
-    """Red turned by a third of the circle is green; without saturation a colour is its largest channel."""
+    """Red shifted by a third of the hue circle is green; without saturation a colour is its largest channel."""
     red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1)
     assert shift_hue(red, 60).flatten().tolist() == [0, 255, 0]
     assert scale_saturation(red, 0).flatten().tolist() == [255, 255, 255]

@@ -91,7 +91,7 @@ def test_page_commands(page):
         parser = parser_of(command)
         rest = rest.partition(" #")[0]
         assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= options_of(parser), line
-        subcommand = re.match(r" ([a-z][a-z-]*)", rest)
+        subcommand = re.match(r" ([a-z][a-z0-9-]*)", rest)
         if subcommand and subcommands_of(parser):
             assert subcommand[1] in subcommands_of(parser), line
 

@@ -13,8 +13,9 @@ from torch import nn
 
 from ppma.config import ConfigError
 from ppma.engine.config import EmaConfig, OptimizerConfig, RunConfig, ScheduleConfig
-from ppma.engine.distributed import SyncBatchNorm2d, synchronise_batch_norm
+from ppma.engine.distributed import SyncBatchNorm2d, World, synchronise_batch_norm
 from ppma.engine.logging import read_rows
+from ppma.engine.model import build_model
 from ppma.engine.optim import make_ema, make_optimizer, make_schedule
 from ppma.tasks.detection import mask_rcnn
 from ppma.tasks.segmentation import upernet
@@ -227,5 +228,5 @@ def test_sync_batch_norm_skip():
     assert heads
     assert not any(isinstance(module, SyncBatchNorm2d) for module in backbone)
     assert all(isinstance(module, SyncBatchNorm2d) for module in heads)
-    with pytest.raises(ConfigError, match=r"sync_batch_norm_skip: expected names of backbone, .*, got 'bakbone'"):
-        synchronise_batch_norm(model, torch.device("cpu"), ["bakbone"])
+    with pytest.raises(ConfigError, match=r"sync_batch_norm_skip: expected names of 0, .*, got 'bakbone'"):
+        build_model(make("sync_batch_norm_skip=[bakbone]"), World())

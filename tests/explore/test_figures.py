@@ -134,7 +134,7 @@ def test_path_figures_lines():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_path_points_nd_match_mask(reverse):
+def test_path_points_match_mask(reverse):
     """The product of the decays along the path is the entry of the mask, for all pairs of a 2 x 3 x 4 grid."""
     grid = (2, 3, 4)
     decays = torch.rand(3, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -142,7 +142,7 @@ def test_path_points_nd_match_mask(reverse):
     tokens = list(itertools.product(*map(range, grid)))
     for (m, query), (n, key) in itertools.product(enumerate(tokens), repeat=2):
         product = 1.0
-        points = paths.path_points_nd(query, key, reverse=reverse)
+        points = paths.path_points(query, key, reverse=reverse)
         assert (points[0], points[-1]) == (key, query)
         for start, end in itertools.pairwise(points):
             for axis, (a, b) in enumerate(zip(start, end, strict=True)):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import timm
 import torch
 
 import ppma
@@ -63,7 +64,9 @@ def mmsegmentation():
     layout = _from("tasks/segmentation/test_mmsegmentation.py")
     layout.DIMS = DIMS
     backbone = {f"backbone.{name}": tensor for name, tensor in authors(task="segmentation").items()}
-    return {"state_dict": backbone | layout.mmsegmentation_heads(), "meta": {"epoch": 1}}
+    heads = layout.mmsegmentation_heads()
+    classes = [f"class {index}" for index in range(len(heads["decode_head.conv_seg.bias"]))]
+    return {"state_dict": backbone | heads, "meta": {"CLASSES": classes, "PALETTE": [[1, 2, 3] for _ in classes]}}
 
 
 def authors(task="classification"):
@@ -84,7 +87,7 @@ def mask_rcnn():
     """A Mask R-CNN in MMDetection's layout."""
     heads = _from("tasks/detection/mmdetection_reference.py").random_heads(DIMS, 3, channels=4, box_channels=4)
     backbone = {f"backbone.{name}": tensor for name, tensor in authors(task="detection").items()}
-    return {"state_dict": backbone | heads, "meta": {"CLASSES": ("a", "b", "c")}}
+    return {"state_dict": backbone | heads, "meta": {"CLASSES": ["a", "b", "c"]}}
 
 
 def dense_backbone():
@@ -130,6 +133,17 @@ def load_authors(path):
     return ppma.load_checkpoint(path, kinds=KINDS)
 
 
+def load_segmenter_and_palette(path):
+    checkpoint = ppma.open_checkpoint(path)
+    assert checkpoint.palette is None or len(checkpoint.palette) == len(checkpoint.classes)
+    return load_segmenter(checkpoint, kinds=KINDS)[0]
+
+
+def load_through_timm(path):
+    overlay = {"file": str(path)}
+    return timm.create_model("ppma_nano", pretrained=True, pretrained_cfg_overlay=overlay, kinds=KINDS).eval()
+
+
 FILES = {
     "classifier.safetensors": (write_classifier, lambda path: load_classifier(path)[0]),
     "segmenter.safetensors": (write_segmenter, lambda path: load_segmenter(path)[0]),
@@ -141,7 +155,9 @@ FILES = {
         load_authors,
     ),
     "authors.pth": (torch_file(lambda: {"model": authors(), "epoch": 3}), load_authors),
-    "mmsegmentation.pth": (torch_file(mmsegmentation), lambda path: load_segmenter(path, kinds=KINDS)[0]),
+    "ema.pth": (torch_file(lambda: {"model": {}, "model_ema": authors()}), load_through_timm),
+    "timm.safetensors": (write_classifier, load_through_timm),
+    "mmsegmentation.pth": (torch_file(mmsegmentation), load_segmenter_and_palette),
     "mmdetection.pth": (torch_file(mmdetection), load_authors),
     "mask_rcnn.pth": (torch_file(mask_rcnn), lambda path: load_detector(path, kinds=KINDS)[0]),
 }
@@ -262,15 +278,20 @@ def change_state(state, rng):
 
 
 def change_tensors(content, rng):
-    """Types, shapes, values and names of weights in a file that is otherwise valid."""
+    """Types, shapes, values and names of weights, or the `meta` beside them, in a file that is otherwise valid."""
     if content[8:9] == b"{":
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         state = {name: t.contiguous() for name, t in change_state(safetensors.torch.load(content), rng).items()}
         return safetensors.torch.save({name: tensor.clone() for name, tensor in state.items()}, metadata)
     contents = torch.load(io.BytesIO(content), weights_only=True)
-    key = next((key for key in ("model", "state_dict") if key in contents), None)
-    changed = change_state(contents, rng) if key is None else {**contents, key: change_state(contents[key], rng)}
+    key = next((key for key in ("model_ema", "model", "state_dict") if key in contents), None)
+    if "meta" in contents and rng.random() < 0.5:
+        tensors = {rng.choice(("CLASSES", "PALETTE")): torch.zeros(3, 3)}
+        meta = contents["meta"] | tensors if rng.random() < 0.2 else mutate_json(contents["meta"], rng)
+        changed = {**contents, "meta": meta}
+    else:
+        changed = change_state(contents, rng) if key is None else {**contents, key: change_state(contents[key], rng)}
     buffer = io.BytesIO()
     torch.save(changed, buffer, _use_new_zipfile_serialization=content[:2] == b"PK")
     return buffer.getvalue()

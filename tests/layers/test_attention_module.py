@@ -220,7 +220,7 @@ def test_init_wrong_option(options, message):
         ((1, 6, 12), None, r"expected shape \(B, H, W, 12\), or \(B, N, 12\) with grid"),
         ((1, 2, 3, 8), None, r"got \(1, 2, 3, 8\)"),
         ((1, 5, 12), (2, 3), r"N >= 2\*3 for grid=\(2, 3\), got \(1, 5, 12\)"),
-        ((1, 7, 12), (2, 3), r"no place for prefix tokens, expected N = 2\*3"),
+        ((1, 7, 12), (2, 3), r"takes no prefix tokens, expected N = 2\*3"),
     ],
 )
 def test_forward_wrong_shape(shape, grid, message):

@@ -75,7 +75,7 @@ def test_error_inside():
     from ppma.layers import recompute
 
     assert not recompute._hooked()
-    assert recompute._known.get() is None
+    assert recompute._recomputable.get() is None
 
 
 def test_hooked():

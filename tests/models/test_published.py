@@ -16,12 +16,13 @@ import torch
 from authors_files import classification, detection_heads, in_cache, openmmlab, segmentation_heads
 from PIL import Image
 from timm.data import ImageNetInfo
+from timm.models import PretrainedCfg
 from transcription import TINY, ReleasedModel
 
 import ppma
 from ppma.data.preprocessing import Preprocessing
 from ppma.explore.subject import open_subject
-from ppma.models import CONFIGS, CheckpointError, PolylineBackbone, published
+from ppma.models import CONFIGS, CheckpointError, PolylineBackbone, pretrained, published
 from ppma.models.published import PUBLISHED, PublishedWeights
 from ppma.tasks.segmentation import upernet
 from ppma.tasks.verify import Verification, synthetic_image
@@ -104,6 +105,25 @@ def test_create_model_pretrained_other_model(options, offline):
         timm.create_model("ppma_tiny", pretrained=True, **options)
 
 
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_create_model_pretrained_pickled_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    in_cache(tmp_path, TINY_NAME, {"model": {}, "args": Payload(tmp_path / "executed")})
+    for load in (lambda: timm.create_model("ppma_tiny", pretrained=True), lambda: ppma.open_checkpoint(TINY_NAME)):
+        with pytest.raises(CheckpointError, match=r"refused, because it holds more than tensors .*mkdir"):
+            load()
+    assert not (tmp_path / "executed").exists()
+
+
 def test_create_model_without_weights(offline):
     assert timm.create_model("ppma_tiny").config.formulation == "paper"
     with pytest.raises(RuntimeError, match="No pretrained weights exist for rmt_tiny"):
@@ -139,12 +159,19 @@ def test_open_checkpoint_file_before_name(tmp_path, monkeypatch, offline):
 
 
 def test_open_checkpoint_packaged(tmp_path, monkeypatch):
-    """An entry without a repository is a file of the package."""
+    """An entry without a repository is a file of the package, with its own classes and preprocessing."""
     path = tmp_path / "nano.safetensors"
-    ppma.save_checkpoint(timm.create_model("ppma_nano", num_classes=3), path)
+    preprocessing = Preprocessing(32, "bilinear", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop_pct=1.0)
+    saved = timm.create_model("ppma_nano", num_classes=3, mask="v2h")
+    ppma.save_checkpoint(saved, path, preprocessing=preprocessing, classes=("a", "b", "c"))
     entry = PublishedWeights("ppma_nano.toy", "classification", "toy", "ppma_nano", 1, "", "", None, str(path), None)
     monkeypatch.setitem(published.PUBLISHED, entry.name, entry)
     assert ppma.load_checkpoint("ppma_nano.toy").num_classes == 3
+    monkeypatch.setattr(pretrained, "get_pretrained_cfg", lambda name: PretrainedCfg(tag="toy"))
+    model = timm.create_model("ppma_nano", pretrained=True)
+    assert model.config == saved.config
+    assert torch.equal(model.head.fc.weight, saved.head.fc.weight)
+    assert Preprocessing.from_timm(model.pretrained_cfg) == preprocessing
 
 
 def test_download(files, tmp_path, monkeypatch):
@@ -247,10 +274,18 @@ def test_weights_verify_logits(files, offline, capsys, monkeypatch):
     assert f"recorded checksum {expected:.9g}: agrees" in shown
 
 
+@pytest.mark.parametrize(("name", "shape"), [(ADE20K, (1, 3, 96, 96)), (COCO, (1, 3, 3, 512))])
+def test_weights_verify_dense(name, shape, offline, capsys):
+    assert main(["weights", "--verify", name]) == 0
+    assert f"output {shape}" in capsys.readouterr().out
+
+
 @pytest.mark.slow
-def test_weights_verify_segmentation(offline, capsys):
-    assert main(["weights", "--verify", ADE20K]) == 0
-    assert "output (1, 3, 96, 96)" in capsys.readouterr().out
+def test_weights_verify_detection(offline, capsys):
+    """Anchors of five levels, one region of 80 classes and the background."""
+    assert main(["weights", "--verify", COCO]) == 0
+    anchors = 3 * (24**2 + 12**2 + 6**2 + 3**2 + 2**2)
+    assert f"output (1, {5 * anchors + 81 * (1 + 4 + 28**2)})" in capsys.readouterr().out
 
 
 def test_weights_verify_other_checksum(capsys, monkeypatch):
@@ -273,6 +308,14 @@ def test_weights_verify_mistakes(cache, offline, capsys, monkeypatch):
         assert main(["weights", "--verify", name]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
+
+
+@pytest.mark.slow
+def test_predict_name_detection(offline, photo, tmp_path, capsys):
+    drawn = str(tmp_path / "drawn.png")
+    assert main(["predict", COCO, str(photo), "--json", "--out", drawn]) == 0
+    (prediction,) = json.loads(capsys.readouterr().out)
+    assert {one["class"] for one in prediction["instances"]} == {"thing 3"}
 
 
 @pytest.fixture

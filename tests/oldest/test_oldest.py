@@ -154,6 +154,18 @@ def test_checkpoint_round_trip(tmp_path):
         assert torch.equal(ppma.load_checkpoint(tmp_path / "nano.safetensors").eval()(images), network(images))
 
 
+def test_pretrained_file(tmp_path):
+    saved = model(formulation="release")
+    torch.save({"state_dict": saved.state_dict(), "epoch": 1}, tmp_path / "last.pth")
+    options = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "last.pth")}}
+    loaded = timm.create_model("ppma_nano", **options)
+    assert loaded.config == saved.config
+    assert torch.equal(loaded.head.fc.weight, saved.head.fc.weight)
+    features = timm.create_model("ppma_nano", features_only=True, **options)
+    assert torch.equal(features.model.stem.layers[0].weight, saved.stem.layers[0].weight)
+    assert timm.list_pretrained("ppma_tiny") == ["ppma_tiny.authors_in1k"]
+
+
 def test_features_by_stage():
     features = timm.create_model("ppma_nano", features_only=True)(batch()[0])
     assert [tuple(feature.shape[2:]) for feature in features] == [(16, 16), (8, 8), (4, 4), (2, 2)]

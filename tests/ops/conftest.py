@@ -1,7 +1,13 @@
 """For the tests of the operators, in this process and in Triton's interpreter."""
 
+import functools
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+
+from ppma.testing import outputs_and_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +17,38 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def assert_bits_in_python_threads():
+    """Takes a function and lists of tensors: output and gradients are the same bits when four threads run at once."""
+
+    def check(function, jobs):
+        expected = [outputs_and_gradients(function, tensors) for tensors in jobs]
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(functools.partial(outputs_and_gradients, function), jobs * 4))
+        for result, exact in zip(results, expected * 4, strict=True):
+            assert all(map(torch.equal, result, exact))
+
+    return check
+
+
+@pytest.fixture
+def assert_bits_after_fork():
+    """Takes a function and its tensors: the output is the same bits in a forked process, which does not hang.
+
+    Not through autograd: its threads do not survive a fork.
+    """
+
+    def check(function, tensors):
+        expected = function(*tensors)
+
+        def compare():
+            assert torch.equal(function(*tensors), expected)
+
+        child = multiprocessing.get_context("fork").Process(target=compare, daemon=True)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+
+    return check

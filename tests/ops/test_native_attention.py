@@ -115,16 +115,20 @@ def with_large_scores(magnitude):
     return [q, k, v, *(-60 * torch.rand(1, 2, *grid, generator=generator) for _ in range(2))]
 
 
+def with_scale_1(function, combine):
+    """The native kernel and the reference."""
+    return (functools.partial(function, combine=combine, scale=1.0, backend=name) for name in ("native", "reference"))
+
+
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_large_scores_strong_decays(isa, function, combine):
     """A softmax with the log mask inside sees keys whose unmasked weight underflows."""
     inputs = with_large_scores(140.0)
-    run = functools.partial(function, combine=combine, scale=1.0)
-    exact = functools.partial(run, backend="reference")
+    run, exact = with_scale_1(function, combine)
     budget = error_budget(exact, inputs, torch.float32, roundings((3, 9), 4))
     wanted = outputs_and_gradients(exact, [tensor.double() for tensor in inputs])
-    assert_within(outputs_and_gradients(functools.partial(run, backend="native"), inputs), wanted, budget)
+    assert_within(outputs_and_gradients(run, inputs), wanted, budget)
 
 
 @pytest.mark.parametrize("combine", COMBINES)
@@ -132,9 +136,8 @@ def test_large_scores_strong_decays(isa, function, combine):
 def test_large_scores_no_overflow(isa, function, combine):
     """Every softmax picks one key; what is left of the gradients is below the rounding of such scores."""
     inputs = with_large_scores(1e6)
-    run = functools.partial(function, combine=combine, scale=1.0)
-    exact = functools.partial(run, backend="reference")
-    results = outputs_and_gradients(functools.partial(run, backend="native"), inputs)
+    run, exact = with_scale_1(function, combine)
+    results = outputs_and_gradients(run, inputs)
     assert all(torch.isfinite(result).all() for result in results)
     error = (results[0] - exact(*(tensor.double() for tensor in inputs))).abs().max()
     assert error <= error_budget(exact, inputs, torch.float32, roundings((3, 9), 4))[0]

@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import resource
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -132,30 +131,12 @@ def test_bits_any_threads(grid, d, dv, batch):
         assert torch.equal(one, three)
 
 
-def test_bits_python_threads():
-    jobs = [inputs((6, 7 + seed), 3, 5, seed=seed) for seed in range(4)]
-    expected = [outputs_and_gradients(attention(), tensors) for tensors in jobs]
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(functools.partial(outputs_and_gradients, attention()), jobs * 4))
-    for result, exact in zip(results, expected * 4, strict=True):
-        for a, b in zip(result, exact, strict=True):
-            assert torch.equal(a, b)
+def test_bits_python_threads(assert_bits_in_python_threads):
+    assert_bits_in_python_threads(attention(), [inputs((6, 7 + seed), 3, 5, seed=seed) for seed in range(4)])
 
 
-def _attention_in_child(tensors, expected):
-    # Not through autograd: its threads do not survive a fork.
-    assert torch.equal(attention()(*tensors), expected)
-
-
-def test_after_fork():
-    tensors = inputs((12, 14), 5, 16)
-    expected = attention()(*tensors)
-    child = multiprocessing.get_context("fork").Process(
-        target=_attention_in_child, args=(tensors, expected), daemon=True
-    )
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
+def test_bits_after_fork(assert_bits_after_fork):
+    assert_bits_after_fork(attention(), inputs((12, 14), 5, 16))
 
 
 def test_decomposed_attention():

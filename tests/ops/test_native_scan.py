@@ -1,9 +1,5 @@
 """The native scans against the reference in float64: values, every gradient, any grid, any strides, any thread."""
 
-import functools
-import multiprocessing
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
@@ -158,28 +154,12 @@ def test_bits_any_threads(grid, channels, batch):
         assert torch.equal(a, c)
 
 
-def test_bits_python_threads():
-    jobs = [inputs((12, 10 + seed), 5, seed=seed) for seed in range(6)]
-    expected = [outputs_and_gradients(scan(), tensors) for tensors in jobs]
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(functools.partial(outputs_and_gradients, scan()), jobs * 4))
-    for result, exact in zip(results, expected * 4, strict=True):
-        for a, b in zip(result, exact, strict=True):
-            assert torch.equal(a, b)
+def test_bits_python_threads(assert_bits_in_python_threads):
+    assert_bits_in_python_threads(scan(), [inputs((12, 10 + seed), 5, seed=seed) for seed in range(6)])
 
 
-def _scan_in_child(tensors, expected):
-    # Not through autograd: its threads do not survive a fork.
-    assert torch.equal(scan()(*tensors), expected)
-
-
-def test_after_fork():
-    tensors = inputs((12, 14), 32)
-    expected = scan()(*tensors)
-    child = multiprocessing.get_context("fork").Process(target=_scan_in_child, args=(tensors, expected), daemon=True)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
+def test_bits_after_fork(assert_bits_after_fork):
+    assert_bits_after_fork(scan(), inputs((12, 14), 32))
 
 
 def test_log_decays_in_float64():

@@ -1,4 +1,4 @@
-"""How recipes build on one another, from files and from the package."""
+"""How recipes build on others, from files and from the package."""
 
 import json
 import subprocess
@@ -27,21 +27,21 @@ def write(tmp_path):
     return write
 
 
-def test_own_recipe_changes_a_packaged_one(write):
+def test_base_packaged(write):
     path = write("mine", base="digits_nano", lr=0.1, data={"image_size": 48}, description="mine")
     packaged, own = recipes.resolve("digits_nano"), recipes.resolve(path)
     assert own == {**packaged, "lr": 0.1, "data": {**packaged["data"], "image_size": 48}}
     assert load_config(path, ["lr=0.2"]).lr == 0.2
 
 
-def test_bases_are_files_beside_the_recipe_and_later_ones_win(write):
+def test_base_files_in_order(write):
     write("one", a={"x": 1, "y": 1}, b=1)
     write("two", a={"y": 2, "z": [1, 2]}, b={"c": 2})
     path = write("three", base=["one", "two.yaml"], a={"z": [3]})
     assert recipes.resolve(path) == {"a": {"x": 1, "y": 2, "z": [3]}, "b": {"c": 2}}
 
 
-def test_base_used_twice_is_not_a_cycle(write):
+def test_base_used_twice(write):
     write("root", a=1)
     write("left", base="root", b=1)
     write("right", base="root", a=2)
@@ -61,7 +61,7 @@ def test_base_used_twice_is_not_a_cycle(write):
         ({"x": 1}, r"mine.yaml: base: expected the name of a recipe"),
     ],
 )
-def test_bad_base_is_one_line(write, base, message, capsys):
+def test_base_errors(write, base, message, capsys):
     write("other", base="mine")
     path = write("mine", base=base)
     with pytest.raises(ConfigError, match=message):
@@ -70,7 +70,7 @@ def test_bad_base_is_one_line(write, base, message, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_unknown_name_names_the_nearest():
+def test_name_unknown():
     with pytest.raises(ConfigError, match="got 'digits_nanno'; did you mean 'digits_nano'"):
         recipes.resolve("digits_nanno")
 
@@ -84,29 +84,29 @@ def test_unknown_name_names_the_nearest():
         ("ade20k_upernet_ppma_tiny", ["epochs=1"], (1, None)),
     ],
 )
-def test_one_length_replaces_the_other(recipe, assignments, length):
+def test_length_replaced(recipe, assignments, length):
     config = load_config(recipe, assignments)
     assert (config.epochs, config.steps) == length
 
 
-def test_one_length_of_a_recipe_replaces_that_of_its_base(write):
+def test_length_replaced_in_base(write):
     config = load_config(write("mine", base="digits_nano", steps=3))
     assert (config.epochs, config.steps) == (None, 3)
 
 
-def test_both_lengths_are_refused():
+def test_length_both():
     with pytest.raises(ConfigError, match="epochs, steps"):
         load_config("digits_nano", ["steps=3", "epochs=1"])
 
 
-def test_recipes_command_lists_every_recipe_with_a_line(capsys):
+def test_command_lists_recipes(capsys):
     assert main(["recipes"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert list(lines) == recipes.names()
     assert not any(name.startswith("_") for name in lines)
 
 
-def test_recipes_command_prints_what_trains_the_same(tmp_path, capsys):
+def test_command_prints_recipe(tmp_path, capsys):
     assert main(["recipes", "coco_maskrcnn_ppma_tiny_3x", "steps=7"]) == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
     assert load_config(tmp_path / "printed.yaml") == load_config("coco_maskrcnn_ppma_tiny_3x", ["steps=7"])
@@ -114,8 +114,8 @@ def test_recipes_command_prints_what_trains_the_same(tmp_path, capsys):
     assert "did you mean lr?" in capsys.readouterr().err
 
 
-def test_schema_knows_every_key_of_every_recipe(capsys):
-    """And nothing else: a section without its own keys, free mappings apart, would accept any."""
+def test_schema_complete(capsys):
+    """Every key of every recipe is in the schema, and sections accept no other keys."""
     assert main(["recipes", "--schema"]) == 0
     by_task = {schema["title"]: schema for schema in json.loads(capsys.readouterr().out)["anyOf"]}
 
@@ -143,7 +143,7 @@ def test_schema_knows_every_key_of_every_recipe(capsys):
         check(configs.to_dict(config), by_task[config.task])
 
 
-def test_recipes_are_found_in_a_zipped_package(tmp_path):
+def test_package_zipped(tmp_path):
     folder = Path(ppma.__file__).parent
     archive = tmp_path / "zipped.zip"
     with zipfile.ZipFile(archive, "w") as file:

@@ -1,13 +1,16 @@
 """Changes of a recipe for a run of seconds."""
 
 import contextlib
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
+from ppma.tasks.run import train
 from ppma_cli import main
 
 
@@ -43,6 +46,23 @@ def assert_resume_gives_the_same_bits(recipe, run, again, changes, load):
     assert main(["train", recipe, "--out", str(again), "--resume", "auto", *settings(*changes)]) == 0
     first, second = (load(path / "last.safetensors")[0].state_dict() for path in (run, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def summary_on_scenes(recipe, folder):
+    """The summary of a whole run of a recipe on scenes as `ppma data scenes` writes them, on two threads."""
+    torch.set_num_threads(2)
+    assert main(["data", "scenes", "--out", str(folder / "scenes")]) == 0
+    return train(recipe, folder / "run", assignments=[f"data.root={folder / 'scenes'}"])
+
+
+def load_transcription():
+    """The module tests/models/transcription.py: the released backbone, written out."""
+    path = Path(__file__).parents[1] / "models" / "transcription.py"
+    spec = importlib.util.spec_from_file_location("transcription_for_tasks", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def summary_under_torchrun(recipe, out, changes):

@@ -27,6 +27,10 @@ def test_ablation_command(tmp_path, capsys):
     results = json.loads((tmp_path / "ablation.json").read_text())["results"]
     assert [result["mask"] for result in results] == ["none", "2d"]
     assert set(PAPER) == set(ppma.masks.KINDS)
+    config = tmp_path / "2d" / "seed0" / "config.yaml"  # as an earlier version wrote it, without a newer key
+    config.write_text("".join(line for line in config.open() if not line.startswith("sync_batch_norm_skip")))
+    assert main([*command, *changes]) == 0
+    capsys.readouterr()
     assert main([*command, *changes, "lr=0.1"]) == 2  # not what these runs were trained with
     assert "was trained with another configuration (lr: 0.0015 -> 0.1)" in capsys.readouterr().err
     assert main(["ablate", "digits_ablation", "--masks", "2dd"]) == 2

@@ -29,7 +29,7 @@ def test_recipe_valid(name):
 def test_recipes_paper_complete():
     sizes = [f"{family}_{size}" for family in ("ppma", "rmt") for size in DROP_PATH]
     papers = {f"{data}_{model}" for data in ("imagenet", "ade20k_upernet", "cityscapes_upernet") for model in sizes}
-    papers |= {f"imagenet_ppma_{size}_paper" for size in DROP_PATH}
+    papers |= {f"{data}_ppma_{size}_paper" for data in ("imagenet", "ade20k_upernet") for size in DROP_PATH}
     papers |= {f"coco_maskrcnn_{model}_{schedule}" for model in sizes for schedule in ("1x", "3x")}
     papers |= {f"coco_maskrcnn_ppma_{size}_1x_paper" for size in DROP_PATH}
     assert papers <= set(recipes.names())

@@ -1,4 +1,4 @@
-"""Attention at high resolution: peak memory beside the dense formulation, and time of each kind on growing grids.
+"""Attention at high resolution: peak memory of the operator and the dense form, and time of each kind by grid size.
 
 An image of 800 x 1333 is padded to 800 x 1344, so the third stage of PPMA-T, the first with full attention, has a
 grid of 50 x 84 = 4,200 tokens. `python -m ppma.bench.high_resolution` prints the tables of the documentation.

@@ -92,33 +92,27 @@ class Variant:
         return run
 
 
-def compare(
-    variants: Mapping[str, Variant], *, rounds: int, label: str, memory: bool = True, publish: Publish | None = None
-) -> Report:
-    """Time variants in turns and compare each with the first.
+def compare(variants: Mapping[str, Variant], *, rounds: int, label: str, publish: Publish | None = None) -> Report:
+    """Time variants in turns, compare each with the first, and measure the peak memory of a step (Linux).
 
     Args:
         variants: by name.
         rounds: interleaved rounds.
         label: title of the table.
-        memory: also measure the peak memory of a step (Linux).
         publish: called after each round with the table up to then.
     """
     base = next(iter(variants))
-    columns = ["model", f"speed of {base} over it", "images/s", "ms", *(["peak MB of a step"] if memory else [])]
+    columns = ["model", f"speed of {base} over it", "images/s", "ms", "peak MB of a step"]
 
-    def report(timings: Timings, peaks: Mapping[str, Value]) -> Report:
+    def report(timings: Timings, peaks: Mapping[str, float]) -> Report:
         rows: list[list[Value]] = []
         for name, variant in variants.items():
-            seconds = timings.median(name)
-            speed = timings.speed(base, name)
-            extra = [peaks.get(name, float("nan"))] if memory else []
-            rows.append([name, speed, variant.batch / seconds, 1e3 * seconds, *extra])
+            seconds, peak_megabytes = timings.median(name), peaks.get(name, float("nan"))
+            rows.append([name, timings.speed(base, name), variant.batch / seconds, 1e3 * seconds, peak_megabytes])
         return Report(label, columns, rows)
 
     timings = _time(variants, rounds, label, lambda timings: report(timings, {}), publish)
-    names = list(variants) if memory else []
-    return report(timings, {name: _try_peak(variants[name]) for name in track(names, f"{label}, memory")})
+    return report(timings, {name: _try_peak(variants[name]) for name in track(variants, f"{label}, memory")})
 
 
 def _time(
@@ -135,13 +129,18 @@ def _time(
             done = len(next(iter(timings.seconds.values())))
             publish(replace(partial(timings), partial=True, notes=[f"Partial result: {done} of {rounds} rounds."]))
 
-    steps = {}
-    for name, variant in variants.items():
-        with contextlib.nullcontext() if variant.model in CONFIGS else foreign_errors(f"--model {name}"):
-            steps[name] = variant.step()
-            if variant.model not in CONFIGS:
-                steps[name]()  # a model for another image size fails here
+    steps = {name: _checked_step(variant) for name, variant in variants.items()}
     return interleave(steps, rounds=rounds, label=label, on_round=on_round)
+
+
+def _checked_step(variant: Variant) -> Callable[[], object]:
+    """The step of a variant; a model that is not ours runs once, since it may not support the image size."""
+    if variant.model in CONFIGS:
+        return variant.step()
+    with foreign_errors(f"--model {variant.model}"):
+        step = variant.step()
+        step()
+    return step
 
 
 def step_of(spec: dict) -> Callable[[], object]:
@@ -184,35 +183,24 @@ def suite(
 def baselines(
     models: Sequence[str], *, batch: int = 8, size: int = 224, rounds: int = 9, publish: Publish | None = None
 ) -> Iterator[Report]:
-    """Inference and training of any timm models; the first is the one that the others are compared with.
-
-    Args:
-        models: names that timm knows, ours included.
-        batch: images per step.
-        size: height and width of the images.
-        rounds: interleaved rounds.
-        publish: called after each round with the table up to then.
-    """
+    """Inference and training of any timm models, ours included, compared with the first; arguments as in `suite`."""
     for mode in ("inference", "train"):
         variants = {name: Variant(name, mode, batch=batch, size=size) for name in models}
         report = compare(variants, rounds=rounds, label=f"{mode}, batch {batch}, {size} x {size}", publish=publish)
-        report.notes.append("Models of ppma run after `ppma.optimize_for_inference`, others as timm builds them.")
+        if mode == "inference":
+            report.notes.append("Models of ppma run after `ppma.optimize_for_inference`, others as timm builds them.")
         yield report
 
 
 def paper_table(
     *, batch: int = PAPER_BATCH, size: int = 224, rounds: int = 9, publish: Publish | None = None
 ) -> Iterator[Report]:
-    """The paper's throughput table, measured here, beside the paper's figures.
-
-    Args:
-        batch: images per step; the paper's is 64.
-        size: height and width of the images.
-        rounds: interleaved rounds.
-        publish: called after each round with the table up to then.
-    """
+    """The paper's throughput table: figures measured here and the paper's; arguments as in `suite`."""
     label = f"the paper's throughput table: inference, release formulation, batch {batch}, {size} x {size}"
     columns = ["model", "images/s", "speed over RMT", "paper: images/s", "paper: speed over RMT"]
+    note = 'Columns named "paper" are the paper\'s own figures: A800 GPU, batch 64, 224 x 224.'
+    options = {"formulation": "release"}
+    variants = {name: Variant(name, "inference", options, batch, size) for name in PAPER_IMAGES_PER_SECOND}
 
     def report(timings: Timings) -> Report:
         rows: list[list[Value]] = []
@@ -220,12 +208,6 @@ def paper_table(
             rmt = name.replace("ppma", "rmt")
             ratio = published / PAPER_IMAGES_PER_SECOND[rmt]
             rows.append([name, batch / timings.median(name), timings.speed(name, rmt), published, ratio])
-        return Report(label, columns, rows)
+        return Report(label, columns, rows, [note])
 
-    variants = {
-        name: Variant(name, options={"formulation": "release"}, batch=batch, size=size)
-        for name in PAPER_IMAGES_PER_SECOND
-    }
-    finished = report(_time(variants, rounds, label, report, publish))
-    finished.notes.append('Columns named "paper" are the paper\'s own figures: A800 GPU, batch 64, 224 x 224.')
-    yield finished
+    yield report(_time(variants, rounds, label, report, publish))

@@ -89,7 +89,7 @@ def native_isa() -> str:
 def cpu_features() -> list[str]:
     """The CPU's vector and matrix extensions, as Linux names them; empty where unknown."""
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()  # x86, Arm
-    return [flag for flag in flags if flag.startswith(("avx", "fma", "amx", "f16c", "asimd", "sve", "bf16", "sme"))]
+    return [flag for flag in flags if flag.startswith(("avx", "fma", "amx", "f16c", "asimd", "sve", "bf16", "i8mm"))]
 
 
 def _cpu_name() -> str:

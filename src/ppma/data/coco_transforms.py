@@ -24,6 +24,7 @@ class CocoAugmentConfig:
         crop_short_sides: if not empty, half of the images are first scaled to a shorter side drawn from these and
             cropped.
         crop_sides: minimum and maximum height and width of that crop.
+        antialias: filter images before they are reduced; OpenCV, and so MMDetection, does not.
     """
 
     short_sides: tuple[int, ...] = (800,)
@@ -31,6 +32,7 @@ class CocoAugmentConfig:
     hflip: float = 0.5
     crop_short_sides: tuple[int, ...] = ()
     crop_sides: tuple[int, int] = (384, 600)
+    antialias: bool = True
 
     def __post_init__(self) -> None:
         require(0 <= self.hflip <= 1, "hflip", "a probability", self.hflip)
@@ -68,9 +70,11 @@ def _between(low: int, high: int) -> int:
 
 def train_transform(augment: CocoAugmentConfig) -> Callable[..., Any]:
     """The transform of an image (3, H, W), uint8, and its target; the result is float32 in [0, 1]."""
-    scale: v2.Transform = v2.RandomShortestSize(list(augment.short_sides), augment.long_side)
+    scale, first = (
+        v2.RandomShortestSize(list(sides), augment.long_side, antialias=augment.antialias)
+        for sides in (augment.short_sides, augment.crop_short_sides)
+    )
     if augment.crop_short_sides:
-        first = v2.RandomShortestSize(list(augment.crop_short_sides), augment.long_side)
         scale = v2.RandomChoice([scale, v2.Compose([first, RandomSizeCrop(augment.crop_sides), scale])])
     return v2.Compose(
         [

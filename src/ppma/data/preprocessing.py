@@ -64,6 +64,12 @@ class Preprocessing:
             crop_pct=pretrained_cfg["crop_pct"],
         )
 
+    def to_timm(self) -> dict[str, Any]:
+        """The entries of a timm model's `pretrained_cfg`, the inverse of `from_timm`."""
+        fields = dataclasses.asdict(self)
+        size = fields.pop("image_size")
+        return {"input_size": (3, size, size), **fields}
+
     def transform(self) -> Transform:
         """The transform from an image to a normalised (3, image_size, image_size) tensor."""
         return create_transform(

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ppma.config import require
-
 CPU = torch.device("cpu")
 
 
@@ -144,12 +142,9 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device, skip: Collect
         device: device of the training.
         skip: names of direct submodules that keep their batch norms.
     """
-    children = dict(model.named_children())
-    for name in skip:
-        require(name in children, "sync_batch_norm_skip", f"names of {', '.join(children)}", name)
     if isinstance(model, nn.BatchNorm2d):
         return _synchronised(model, nn.SyncBatchNorm if device.type == "cuda" else SyncBatchNorm2d)
-    for name, child in children.items():
+    for name, child in model.named_children():
         if name not in skip:
             setattr(model, name, synchronise_batch_norm(child, device))
     return model

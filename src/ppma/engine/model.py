@@ -15,6 +15,9 @@ from ppma.engine.task import TrainingTask
 def build_model(task: TrainingTask, world: World) -> nn.Module:
     """Build the task's model on the device, as its configuration asks."""
     config, model = task.config, task.model()
+    parts = [name for name, _ in model.named_children()]
+    for name in config.sync_batch_norm_skip:
+        require(name in parts, "sync_batch_norm_skip", f"names of {', '.join(parts)}", name)
     freeze(model, config.freeze)
     if config.grad_checkpointing:
         _checkpoint_gradients(model.get_submodule(task.backbone))

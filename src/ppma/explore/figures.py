@@ -13,7 +13,7 @@ from ppma.explore import attention, cost, gallery, matrices, paths, receptive, s
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
-from ppma.explore.subject import Subject, from_name, open_subject
+from ppma.explore.subject import Subject, from_name, open_subject, untrained
 from ppma.models.published import PUBLISHED
 from ppma.outputs import check_target
 
@@ -179,12 +179,13 @@ def _write_selectivity(arguments: argparse.Namespace) -> None:
     images = [find_image(file) for file in files[: MOST_IMAGES + 1]]
     _within("image, number of files", len(images), MOST_IMAGES)
     subject = open_subject(arguments.checkpoint, arguments.model)
-    rows = selectivity.selectivity(subject, images)
+    subjects = [subject, untrained(subject)] if arguments.untrained else [subject]
+    rows = [row for one in subjects for row in selectivity.selectivity(one, images)]
     for path in arguments.out:
         if write_table := tables.get(path.suffix.lower()):
             write_atomically(path, write_table(rows).encode())
         else:
-            style.save(selectivity.selectivity_figure(rows, f"{subject.name}, {len(images)} images"), path)
+            style.save(selectivity.selectivity_figure(rows), path)
     print(selectivity.selectivity_summary(rows))
 
 

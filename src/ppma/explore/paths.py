@@ -19,26 +19,36 @@ LONGEST_SIDE = 10_000  # tokens in a row or column
 LINES: dict[Path, tuple[str, str]] = {"v2h": (style.BLUE, "-"), "h2v": (style.VERMILION, "--")}
 
 
-def corner(query: Token, key: Token, path: Path) -> Token:
-    """The token where a path turns: V2H follows the key's column first, H2V the key's row."""
-    checks.one_of("path", path, tuple(LINES))
-    return (query[0], key[1]) if path == "v2h" else (key[0], query[1])
+def path_points(query: tuple[int, ...], key: tuple[int, ...], *, reverse: bool = False) -> list[tuple[int, ...]]:
+    """The corners of a polyline path from the key to the query on a grid of any dimension, both included.
+
+    Args:
+        query: one index per axis.
+        key: one index per axis.
+        reverse: follow the last axis first instead of the first axis; in 2D, H2V instead of V2H.
+
+    Examples:
+        >>> from ppma.explore.paths import path_points
+        >>> path_points((0, 0, 0), (2, 3, 4))
+        [(2, 3, 4), (0, 3, 4), (0, 0, 4), (0, 0, 0)]
+    """
+    axes = range(len(query))
+    points = [tuple(key)]
+    for axis in reversed(axes) if reverse else axes:
+        points.append((*points[-1][:axis], query[axis], *points[-1][axis + 1 :]))
+    return points
 
 
 def path_tokens(query: Token, key: Token, path: Path) -> list[Token]:
     """The tokens on the path from the key to the query, both included, in order."""
+    checks.one_of("path", path, tuple(LINES))
     for token in (query, key):
         check_query(token, (LONGEST_SIDE, LONGEST_SIDE))
-    turn = corner(query, key, path)
-    first, second = _line(key, turn), _line(turn, query)
-    return [*first, *second[1:]]
-
-
-def _line(start: Token, end: Token) -> list[Token]:
-    """The tokens between two tokens of one row or column, both included."""
-    (i, j), (k, l) = start, end
-    down, right = 1 if k >= i else -1, 1 if l >= j else -1
-    return [(row, column) for row in range(i, k + down, down) for column in range(j, l + right, right)]
+    walked = [key]
+    for (i, j), (k, l) in itertools.pairwise(path_points(query, key, reverse=path == "h2v")):
+        down, right = (k > i) - (k < i), (l > j) - (l < j)
+        walked += [(i + step * down, j + step * right) for step in range(1, abs(k - i) + abs(l - j) + 1)]
+    return walked
 
 
 def _draw_path(axis: "Axes", query: Token, key: Token, path: Path, *, width: float) -> None:
@@ -116,26 +126,6 @@ def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
     return figure
 
 
-def path_points_nd(query: tuple[int, ...], key: tuple[int, ...], *, reverse: bool = False) -> list[tuple[int, ...]]:
-    """The corners of an n-D polyline path from the key to the query, both included.
-
-    Args:
-        query: one index per axis.
-        key: one index per axis.
-        reverse: follow the last axis first instead of the first axis.
-
-    Examples:
-        >>> from ppma.explore.paths import path_points_nd
-        >>> path_points_nd((0, 0, 0), (2, 3, 4))
-        [(2, 3, 4), (0, 3, 4), (0, 0, 4), (0, 0, 0)]
-    """
-    axes = range(len(query))
-    points = [tuple(key)]
-    for axis in reversed(axes) if reverse else axes:
-        points.append((*points[-1][:axis], query[axis], *points[-1][axis + 1 :]))
-    return points
-
-
 def path_figure_3d(query: tuple[int, int, int], key: tuple[int, int, int], grid: tuple[int, int, int]) -> "Figure":
     """Draw both 3D paths from a key to a query: along the first axis first, and along the last axis first.
 
@@ -153,7 +143,7 @@ def path_figure_3d(query: tuple[int, int, int], key: tuple[int, int, int], grid:
     axis.scatter(columns, depths, rows, s=6, color="0.75", depthshade=False)
     labels = ("depth, then rows, then columns", "columns, then rows, then depth")
     for reverse, (colour, dash), label in zip((False, True), LINES.values(), labels, strict=True):
-        depth, row, column = zip(*path_points_nd(query, key, reverse=reverse), strict=True)
+        depth, row, column = zip(*path_points(query, key, reverse=reverse), strict=True)
         axis.plot(column, depth, row, dash, color=colour, linewidth=2.5, label=label)
     for token, colour, name, marker in ((key, style.GREEN, "key", "s"), (query, style.QUERY_COLOUR, "query", "o")):
         axis.scatter([token[2]], [token[0]], [token[1]], s=70, color=colour, label=name, marker=marker)

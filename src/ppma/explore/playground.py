@@ -143,7 +143,7 @@ def masks_figure(masks: dict[str, Tensor], query: Token) -> "Figure":
     for axis, (path, values) in zip(axes, masks.items(), strict=True):
         shown = values / 2 if path == "2d" else values
         style.heatmap(axis, shown, titles[path], query=query)
-        _numbers(axis, shown)
+        style.write_numbers(axis, shown, dark_below=0.6)
     return figure
 
 
@@ -158,15 +158,7 @@ def step_figure(step: ScanStep, largest: float) -> "Figure":
     figure = style.new_figure(0.7 + 0.62 * W, 0.6 + 0.62 * H)
     axis = figure.subplots()
     style.heatmap(axis, step.values, step.title, limits=(0.0, largest))
-    _numbers(axis, step.values, largest)
+    style.write_numbers(axis, step.values, dark_below=0.6 * largest)
     for token in step.written:
         axis.add_patch(style.token_box(token, (H, W)))
     return figure
-
-
-def _numbers(axis, values: Tensor, largest: float = 1.0) -> None:  # type: ignore[no-untyped-def]
-    for i, row in enumerate(values.tolist()):
-        for j, value in enumerate(row):
-            if value == value:  # not NaN
-                dark = value < 0.6 * largest
-                axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color="w" if dark else "k")

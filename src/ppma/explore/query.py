@@ -156,6 +156,14 @@ def query_panels(
         query: (i, j).
         head: 0-based; None for the mean over the heads.
         image: index in the batch.
+
+    Examples:
+        >>> import timm, torch
+        >>> from ppma.explore import capture_image, query_panels
+        >>> records = capture_image(timm.create_model("ppma_nano"), torch.randn(3, 32, 32))
+        >>> panels = query_panels(records[0], (3, 5), head=1)
+        >>> panels.mask.shape, round(panels.mask[3, 5].item(), 4)
+        (torch.Size([16, 16]), 1.0)
     """
     if head is not None and not 0 <= head < record.heads:
         raise ValueError(f"head: expected 0 to {record.heads - 1} in {record.name}, got {head}")

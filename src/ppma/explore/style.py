@@ -98,6 +98,22 @@ def show_image(axis: "Axes", image: Tensor, title: str) -> "AxesImage":
     return drawn
 
 
+def write_numbers(axis: "Axes", values: Tensor, *, size: float = 8, dark_below: float | None = None) -> None:
+    """Write each value (H, W) that is not NaN into its cell.
+
+    Args:
+        axis: with a heatmap of the values.
+        values: (H, W).
+        size: font size.
+        dark_below: cells with smaller values are dark and get white text.
+    """
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            if value == value:
+                colour = "w" if dark_below is not None and value < dark_below else "k"
+                axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
+
+
 def render(figure: "Figure", *, dpi: int = 100) -> Image.Image:
     """Render a figure to an RGB image."""
     buffer = io.BytesIO()

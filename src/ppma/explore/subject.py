@@ -1,6 +1,6 @@
 """The model to inspect, with its preprocessing."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppma.data.imagenet import readable
 from ppma.data.preprocessing import Preprocessing
-from ppma.models import CONFIGS, PolylineBackbone
+from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
 from ppma.models.loading import load_classifier
 from ppma.models.published import PUBLISHED
 from ppma.ops import checks
@@ -62,11 +62,20 @@ def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
         changes: configuration changes, such as `mask`.
     """
     checks.one_of("model", name, CONFIGS)
+    model = _random(CONFIGS[name].replace(**changes), seed)
+    preprocessing = Preprocessing.from_timm(model.pretrained_cfg)
+    return Subject(model, f"{name} (random weights)", preprocessing, trained=False)
+
+
+def untrained(subject: Subject, *, seed: int = 0) -> Subject:
+    """The same architecture and preprocessing with random weights."""
+    return replace(subject, model=_random(subject.model.config, seed), name="random weights", trained=False)
+
+
+def _random(config: BackboneConfig, seed: int) -> PolylineBackbone:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = PolylineBackbone(CONFIGS[name].replace(**changes))
-    preprocessing = Preprocessing.from_timm(model.pretrained_cfg)
-    return Subject(model.eval(), f"{name} (random weights)", preprocessing, trained=False)
+        return PolylineBackbone(config).eval()
 
 
 def from_checkpoint(path: str | Path) -> Subject:

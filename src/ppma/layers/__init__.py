@@ -1,8 +1,9 @@
-"""What the backbones are built of, usable in other models: decay heads, attention modules, block, stem."""
+"""The layers of the backbones, usable in other models: decay heads, attention, block, stem."""
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import ConvFeedForward, PolylineBlock
 from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay
+from ppma.layers.factors import linear_factors, softmax_factors
 from ppma.layers.rope import rotary_table
 from ppma.layers.stem import Downsample, Stem
 
@@ -16,5 +17,7 @@ __all__ = [
     "ReluDecay",
     "SoftplusDecay",
     "Stem",
+    "linear_factors",
     "rotary_table",
+    "softmax_factors",
 ]

@@ -42,7 +42,7 @@ FORMULATIONS = {
 
 
 class AttentionInputs(NamedTuple):
-    """What a masked attention is computed from.
+    """The inputs of a masked attention.
 
     Attributes:
         q: (B, heads, H, W, d), rotated (RoPE); (B, heads, 1, prefix + H*W, d) with prefix tokens.
@@ -180,14 +180,18 @@ class PolylineAttention(nn.Module):
 
     def structured_mask(self, x: Tensor) -> StructuredMask:
         """The mask for the tokens x (B, H, W, dim), the attention's own input."""
+        log_decays = () if self.decay is None else self.decay(x)
+        return self.mask_of(log_decays, (x.shape[1], x.shape[2]), x.device)
+
+    def mask_of(self, log_decays: tuple[Tensor, ...], grid: tuple[int, int], device: torch.device) -> StructuredMask:
+        """The mask with these log-decays; () for masks that learn none."""
         if self.decay is not None:
             build = masks.KINDS[self.mask].build
             assert build is not None
-            return build(*self.decay(x))
-        grid = (x.shape[1], x.shape[2])
+            return build(*log_decays)
         if self.mask == "none":
-            return masks.none(grid, device=x.device)
-        return masks.rmt(_fixed_log_decay(self.heads, self.fixed_decay_span, x.device), grid)
+            return masks.none(grid, device=device)
+        return masks.rmt(_fixed_log_decay(self.heads, self.fixed_decay_span, device), grid)
 
     def forward(
         self,
@@ -228,7 +232,7 @@ class PolylineAttention(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         valid: Tensor | None = None,
     ) -> AttentionInputs:
-        """What the attention is computed from; arguments as in `forward`."""
+        """The inputs of the attention; arguments as in `forward`."""
         tokens, (H, W), prefix = self._as_tokens(x, grid)
         packed = self.qkv(tokens)
         if self.rope:
@@ -265,7 +269,7 @@ class PolylineAttention(nn.Module):
         prefix = x.shape[1] - H * W
         if prefix and self.kind == "criss_cross":
             raise ValueError(
-                f"x: criss-cross attention has no place for prefix tokens, expected N = {H}*{W} tokens for "
+                f"x: criss-cross attention takes no prefix tokens, expected N = {H}*{W} tokens for "
                 f"grid={grid}, got {x.shape[1]}"
             )
         return x, (H, W), prefix

@@ -1,4 +1,4 @@
-"""A block: local positions, masked attention, feed-forward, each added to its input."""
+"""A block: positional convolution, masked attention, feed-forward, each added to its input."""
 
 from timm.layers import DropPath, LayerScale
 from torch import Tensor, nn
@@ -16,7 +16,12 @@ def zero_invalid_tokens(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 class ConvFeedForward(nn.Module):
-    """Linear, GELU, plus a 3x3 depthwise convolution of itself, linear; on (B, H, W, dim)."""
+    """Linear, GELU, plus a 3x3 depthwise convolution of the result, linear; on (B, H, W, dim).
+
+    Args:
+        dim: channels.
+        hidden: channels between the linear layers.
+    """
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -45,6 +50,12 @@ class PolylineBlock(nn.Module):
         drop_path: probability of dropping a branch.
         layer_scale: initial scale of the two branches, None for no layer scale.
         fixed_decay_span: see `PolylineAttention`.
+
+    Examples:
+        >>> import torch
+        >>> from ppma.layers import PolylineBlock
+        >>> PolylineBlock(64, heads=4, kind="criss_cross")(torch.randn(2, 8, 6, 64)).shape
+        torch.Size([2, 8, 6, 64])
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Tensors that follow from numbers alone, such as rotary tables: computed once, kept outside the model's state.
+"""Constant tensors such as rotary tables: computed once, cached outside the state of the model.
 
-As buffers they would be cast by `model.half()` and lose what they are made of; built in every forward they would cost
-a device synchronisation.
+As buffers they would lose precision in `model.half()`; built in every forward pass they would cost a device
+synchronisation.
 """
 
 import functools
@@ -16,9 +16,9 @@ KEPT = 32  # results for each function: a few grid sizes for each stage of a mod
 
 
 def cached_constant(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the last results of `build`, whose arguments are hashable and whose result is a tensor or a tuple of them.
+    """Cache the last results of `build`: a tensor or a tuple of tensors, from hashable arguments.
 
-    While a graph is traced nothing is kept or reused: sizes may be symbolic there, and a graph should compute its
+    The cache is not used while a graph is captured: sizes may be symbolic there, and a graph should compute its
     constants from its own sizes.
     """
     kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()

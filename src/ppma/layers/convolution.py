@@ -34,7 +34,12 @@ class ChannelLastBatchNorm(nn.BatchNorm2d):
 
 
 class DepthwiseConv(ChannelLastConv):
-    """A depthwise convolution that keeps the grid.
+    """A depthwise convolution that keeps the size of the grid.
+
+    Args:
+        dim: channels.
+        kernel: odd size.
+        backend: selects the implementation of `add`.
 
     Attributes:
         backend: selects the implementation of `add`.

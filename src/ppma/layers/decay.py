@@ -1,6 +1,6 @@
 """Decay heads: from a token's channels to the logarithms of its decays.
 
-Both read each head's slice of the token with one small linear map, shared by the heads, and differ in what follows:
+Both apply one small linear map, shared by the heads, to each head's slice of the token; they differ in the activation:
 `relu` is the paper's exp(-relu(.)), `softplus` the parametrisation of the authors' release. Log-decays are computed in
 float32 at least, also under autocast: they are summed along paths.
 """
@@ -8,6 +8,7 @@ float32 at least, also under autocast: they are summed along paths.
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ START_DT = (1e-3, 1e-1)
 
 
 def _start(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Draw a and dt."""
+    """Random a and dt."""
     a = torch.empty(shape).uniform_(*START_A)
     dt = torch.empty(shape).uniform_(*map(math.log, START_DT)).exp()
     return a, dt
@@ -35,6 +36,13 @@ class DecayHead(nn.Module, ABC):
         dim: channels of a token.
         heads: attention heads; each reads dim / heads channels.
         outputs: 2 for separate alpha and beta, 1 where they are shared.
+
+    Examples:
+        >>> import torch
+        >>> from ppma.layers import SoftplusDecay
+        >>> log_alpha, log_beta = SoftplusDecay(64, heads=4)(torch.randn(2, 8, 6, 64))
+        >>> log_alpha.shape, bool((log_beta <= 0).all())
+        (torch.Size([2, 4, 8, 6]), True)
     """
 
     def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
@@ -47,14 +55,17 @@ class DecayHead(nn.Module, ABC):
         """Logits (..., heads, outputs) to log-decays <= 0 of the same shape and dtype."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """X (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
+        """`x` (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
         dtype = compute_dtype(x.dtype)
         autocast = autocast_dtype(x.device) is not None
         with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
             # The grid is one axis here: with symbolic sizes, export cannot split it off the heads again.
             slices = x.flatten(1, -2).unflatten(-1, (self.heads, -1)).to(dtype)
-            log_decays = self.activate(F.linear(slices, self.weight.to(dtype))).unflatten(1, x.shape[1:-1])
-            log_decays = log_decays.movedim(-2, 1)
+            return self.from_logits(F.linear(slices, self.weight.to(dtype)), x.shape[1:-1])
+
+    def from_logits(self, logits: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Logits (B, tokens, heads, outputs) of a grid to log_alpha and log_beta."""
+        log_decays = self.activate(logits).unflatten(1, grid).movedim(-2, 1)
         return log_decays[..., 0], log_decays[..., -1]
 
 

@@ -1,4 +1,4 @@
-"""Attention weights of low rank, S1 S2, in place of a softmax: O(N) with a polyline mask (PPMLA and PPMDA).
+"""Attention weights of low rank, S1 S2, in place of a softmax: O(N) with a polyline mask.
 
 Each row of S1 S2 sums to 1, as those of a softmax do. Both factors are computed in float32 at least.
 """

@@ -1,4 +1,4 @@
-"""Training with less memory: what is quickly computed again is not kept for the backward pass."""
+"""Training with less memory: cheap activations are recomputed in the backward pass instead of saved."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,31 +9,31 @@ from torch import Tensor
 
 from ppma.ops.backends import kernels_serve
 
-Again = Callable[[], Tensor]
-Kept = Tensor | tuple[Again, torch.Size, tuple[int, ...], int | torch.SymInt]
-_known: ContextVar[dict[int, Again] | None] = ContextVar("known", default=None)
+Recompute = Callable[[], Tensor]
+Saved = Tensor | tuple[Recompute, torch.Size, tuple[int, ...], int | torch.SymInt]
+_recomputable: ContextVar[dict[int, Recompute] | None] = ContextVar("recomputable", default=None)
 
 
-def recomputing(value: Tensor, again: Again) -> contextlib.AbstractContextManager[None]:
-    """Operations called inside keep, instead of `value`, how to compute it again, bit for bit.
+def recomputing(value: Tensor, recompute: Recompute) -> contextlib.AbstractContextManager[None]:
+    """Operations inside the context save how to recompute `value`, bit for bit, instead of `value` itself.
 
-    Only where the native kernels serve, which make the values in question nearly free. Gradient checkpointing and other
-    hooks on saved tensors have their own idea of what to keep: inside them nothing is done.
+    Active only where the native kernels run, which make the recomputation nearly free; disabled under gradient
+    checkpointing and other saved-tensor hooks.
 
     Args:
-        value: a tensor that lives as long as the context.
-        again: computes it from tensors that are kept anyway.
+        value: a tensor that outlives the context.
+        recompute: computes it from tensors that are saved anyway.
     """
     if not (torch.is_grad_enabled() and value.requires_grad) or not kernels_serve("auto", "depthwise_conv", value):
         return contextlib.nullcontext()
-    return _recomputing(value, again)
+    return _recomputing(value, recompute)
 
 
 @contextlib.contextmanager
-def _recomputing(value: Tensor, again: Again) -> Iterator[None]:
-    outer = _known.get()
+def _recomputing(value: Tensor, recompute: Recompute) -> Iterator[None]:
+    outer = _recomputable.get()
     if outer is not None:  # its hooks look here too
-        outer[_address(value)] = again
+        outer[_address(value)] = recompute
         try:
             yield
         finally:
@@ -43,11 +43,11 @@ def _recomputing(value: Tensor, again: Again) -> Iterator[None]:
         if not _hooked():
             with contextlib.suppress(RuntimeError):  # inside `torch.autograd.graph.disable_saved_tensors_hooks`
                 hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(_keep, _restore))
-        token = _known.set({_address(value): again})
+        token = _recomputable.set({_address(value): recompute})
         try:
             yield
         finally:
-            _known.reset(token)
+            _recomputable.reset(token)
 
 
 def _hooked() -> bool:
@@ -69,14 +69,14 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _keep(tensor: Tensor) -> Kept:
-    again = (_known.get() or {}).get(_address(tensor))
-    return tensor if again is None else (again, tensor.shape, tensor.stride(), tensor.storage_offset())
+def _keep(tensor: Tensor) -> Saved:
+    recompute = (_recomputable.get() or {}).get(_address(tensor))
+    return tensor if recompute is None else (recompute, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _restore(kept: Kept) -> Tensor:
+def _restore(kept: Saved) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
-    again, shape, stride, offset = kept
+    recompute, shape, stride, offset = kept
     with torch.no_grad():
-        return again().as_strided(shape, stride, offset)
+        return recompute().as_strided(shape, stride, offset)

@@ -1,4 +1,4 @@
-"""Rotary positions: neighbouring channels (2m, 2m+1) turn by the token's raster index times the m-th frequency."""
+"""Rotary embeddings: channel pairs (2m, 2m+1) are rotated by the token's raster index times the m-th frequency."""
 
 import torch
 from torch import Tensor
@@ -19,10 +19,17 @@ def rotary_table(height: int, width: int, head_dim: int, device: torch.device) -
         height: rows of the grid.
         width: columns of the grid.
         head_dim: channels of a head, even.
-        device: where the table lies.
+        device: of the table.
 
     Returns:
         Two (H * W, head_dim / 2) tensors.
+
+    Examples:
+        >>> import torch
+        >>> from ppma.layers import rotary_table
+        >>> cos, sin = rotary_table(8, 6, 32, torch.device("cpu"))
+        >>> cos.shape
+        torch.Size([48, 16])
     """
     position = torch.arange(height * width, device=device, dtype=torch.float32)
     angle = position[:, None] * rotary_frequencies(head_dim, device)

@@ -1,4 +1,4 @@
-"""Where the grid is made and made coarser."""
+"""Image to tokens, and tokens to a coarser grid."""
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,12 @@ class Stem(nn.Module):
         in_chans: channels of the image.
         dim: channels of a token.
         stride: 4, or 2 for small images.
+
+    Examples:
+        >>> import torch
+        >>> from ppma.layers import Stem
+        >>> Stem(3, 16)(torch.randn(2, 3, 32, 30)).shape
+        torch.Size([2, 8, 8, 16])
     """
 
     def __init__(self, in_chans: int, dim: int, stride: int = 4) -> None:
@@ -37,7 +43,12 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half the grid in each direction, rounded up: a 3x3 convolution with stride 2 and batch norm."""
+    """Half the grid in each direction, rounded up: a 3x3 convolution with stride 2 and batch norm.
+
+    Args:
+        inputs: channels of the finer grid.
+        outputs: channels of the coarser grid.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The structured masks that the paper compares, behind one interface.
 
-A mask lives on an H x W grid and has one or two paths. Each path gives its logarithm within rows, within columns and
-between all tokens, so both attentions can use any mask. The polyline masks run on the operators of `ppma.ops` and
-never build those blocks; the scan masks have no such structure and use the general, dense form.
+A mask on an H x W grid has one or two paths. Each path gives its logarithm within rows, within columns and between all
+tokens, so that every attention can use every mask. The polyline masks run on the operators of `ppma.ops` and never
+build these blocks; the scan masks use the general, dense form.
 
 | name | paths | learned decays |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""What every structured mask can do, through the dense form of its logarithm."""
+"""The interface of structured masks, with attention through the dense form of the log mask."""
 
 from abc import ABC, abstractmethod
 
@@ -12,9 +12,12 @@ from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 class StructuredMask(ABC):
-    """A mask on an H x W grid for a batch of heads; `...` stands for its batch axes."""
+    """A mask on an H x W grid for a batch of heads; `...` are its batch axes.
 
-    # How each path goes in criss-cross attention: "v2h" within columns, then within rows; "h2v" the other way round.
+    Attributes:
+        paths: the order of each path in criss-cross attention, "v2h" (within columns, then within rows) or "h2v".
+    """
+
     paths: tuple[Path, ...]
 
     @abstractmethod
@@ -113,7 +116,7 @@ class StructuredMask(ABC):
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """A / b, and 0 where b is 0: a query that no key reaches."""
+    """The quotient a / b, and 0 where b is 0: a query that no key reaches."""
     nothing = b == 0
     return (a / b.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
 

@@ -18,6 +18,14 @@ class PolylineMask(StructuredMask):
         log_alpha: (..., H, W), <= 0.
         log_beta: (..., H, W), <= 0.
         paths: "v2h", "h2v" or "2d".
+
+    Examples:
+        >>> import torch
+        >>> from ppma import masks
+        >>> mask = masks.PolylineMask(*-torch.rand(2, 4, 6, 5))
+        >>> q, k, v = torch.randn(3, 1, 4, 6, 5, 8)
+        >>> mask.attention(q, k, v).shape, mask.criss_cross(q, k, v).shape, mask.dense().shape
+        (torch.Size([1, 4, 6, 5, 8]), torch.Size([1, 4, 6, 5, 8]), torch.Size([2, 4, 30, 30]))
     """
 
     def __init__(self, log_alpha: Tensor, log_beta: Tensor, paths: Paths = "2d") -> None:
@@ -57,7 +65,13 @@ class PolylineMask(StructuredMask):
 
 
 def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> PolylineMask:
-    """No mask: all decays 1, one path (rows before columns in criss-cross attention)."""
+    """No mask: all decays 1, one path (rows before columns in criss-cross attention).
+
+    Examples:
+        >>> from ppma import masks
+        >>> masks.none((2, 3)).dense().exp().unique()
+        tensor([1.])
+    """
     zero = torch.zeros((), device=device).expand(grid)
     return PolylineMask(zero, zero, "h2v")
 
@@ -74,6 +88,11 @@ def rmt(log_decay: Tensor, grid: tuple[int, int]) -> PolylineMask:
     Args:
         log_decay: (heads,), as from `rmt_log_decay`.
         grid: (H, W).
+
+    Examples:
+        >>> from ppma import masks
+        >>> masks.rmt(masks.rmt_log_decay(heads=1, span=4.0), (2, 2)).dense()[0, 0, 0].exp()
+        tensor([1.0000, 0.7500, 0.7500, 0.5625])
     """
     constant = log_decay[:, None, None].expand(-1, *grid)
     return PolylineMask(constant, constant, "h2v")

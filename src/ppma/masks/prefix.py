@@ -25,10 +25,10 @@ class PrefixedMask(StructuredMask):
         return F.pad(self.mask.dense(), (self.prefix, 0, self.prefix, 0))
 
     def rows(self) -> Tensor:
-        raise NotImplementedError("tokens before the grid lie in no row")
+        raise NotImplementedError("tokens before the grid are in no row")
 
     def columns(self) -> Tensor:
-        raise NotImplementedError("tokens before the grid lie in no column")
+        raise NotImplementedError("tokens before the grid are in no column")
 
     def attention(
         self,

@@ -12,7 +12,12 @@ from ppma.masks.scan import cross, hilbert
 
 @dataclass(frozen=True)
 class MaskKind:
-    """What a model needs to know of a mask: how many decays it learns, and how to build it from them."""
+    """How a model builds a mask.
+
+    Attributes:
+        learned: number of learned decays for each token and head, 0 to 2.
+        build: takes log_alpha and log_beta, (B, heads, H, W) each; None for masks without learned decays.
+    """
 
     learned: int
     build: Callable[[Tensor, Tensor], StructuredMask] | None = None

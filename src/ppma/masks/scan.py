@@ -18,6 +18,13 @@ class ScanMask(StructuredMask):
         log_decays: one (..., H, W) tensor for each scan, <= 0; the entry of a token belongs to the step that reaches
             it, so the first token's is never read.
         orders: one visiting order for each scan, as raster indices.
+
+    Examples:
+        >>> import torch
+        >>> from ppma import masks
+        >>> half = torch.full((2, 2), 0.5).log()
+        >>> masks.cross(half, half).dense()[0, 0].exp()
+        tensor([1.0000, 0.5000, 0.2500, 0.1250])
     """
 
     paths = ("v2h", "h2v")

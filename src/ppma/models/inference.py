@@ -3,39 +3,16 @@
 import copy
 from collections.abc import Iterable
 
-import torch
-import torch.nn.functional as F
 from timm.layers import LayerScale
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_weights
 
 from ppma.layers.block import PolylineBlock
+from ppma.layers.fused import FusedBlock
 from ppma.layers.stem import Downsample, Stem
 from ppma.models.head import ClassifierHead
 
 BatchNorm = nn.BatchNorm2d
-
-
-class PointwiseLinear(nn.Linear):
-    """A linear layer that runs on the CPU as a 1x1 convolution.
-
-    PyTorch runs convolutions in oneDNN but matrix products in MKL, which is slower on non-Intel CPUs.
-    """
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear) -> "PointwiseLinear":
-        """A layer that shares the parameters of a linear one."""
-        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        layer.weight, layer.bias = linear.weight, linear.bias
-        return layer.train(linear.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features)."""
-        if x.device.type != "cpu" or torch.get_num_threads() == 1:  # PyTorch does not use oneDNN on one thread
-            return super().forward(x)
-        pixels = x.reshape(1, -1, 1, self.in_features).permute(0, 3, 1, 2)
-        out = F.conv2d(pixels, self.weight[:, :, None, None], self.bias)
-        return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], self.out_features)
 
 
 def optimize_for_inference(model: nn.Module) -> nn.Module:
@@ -73,8 +50,8 @@ def optimize_for_inference(model: nn.Module) -> nn.Module:
             module.drop_path = nn.Identity()
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.Linear:
-                setattr(module, name, PointwiseLinear.from_linear(child))
+            if isinstance(child, PolylineBlock):
+                setattr(module, name, FusedBlock(child))
     return model
 
 

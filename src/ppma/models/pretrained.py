@@ -55,15 +55,17 @@ def find_pretrained(variant: str, pretrained: bool, options: dict[str, Any]) -> 
     if pretrained and (source := _source(variant, given, overlay)):
         named = source in published.PUBLISHED
         file = published.local_file(source, cache_dir=options.get("cache_dir")) if named else source
-        # What shapes do not tell of a file of the authors; other masks than "rmt" and "none" have the same weights.
-        told = {} if named else {key: options[key] for key in ("kinds", "mask") if key in options}
-        config, _, state = open_checkpoint(file).backbone_weights(
-            **{key: value for key, value in told.items() if value not in ("rmt", "none")}
-        )
+        # What the shapes in a file of the authors leave open; masks other than "rmt" and "none" have the same weights.
+        hints = {} if named else {key: options[key] for key in ("kinds", "mask") if key in options}
+        hints = {key: value for key, value in hints.items() if value not in ("rmt", "none")}
+        checkpoint = open_checkpoint(file)
+        config, _, state = checkpoint.backbone_weights(**hints)
         arguments = {**config.differences(CONFIGS[variant]), "num_classes": config.num_classes}
         found = Pretrained(arguments, source, config, state)
-        overlay.setdefault("num_classes", config.num_classes)
+        prepared = checkpoint.preprocessing.to_timm() if checkpoint.preprocessing else {}
+        overlay = {**prepared, "num_classes": config.num_classes, **overlay}
         overlay["state_dict"] = {"source": source}  # for timm, which copies it; `weights_filter` has the weights
+        options["pretrained_cfg_overlay"] = overlay
     channels = found.arguments.get("in_chans")
     if channels is not None and options.get("in_chans", channels) == channels:
         overlay["first_conv"] = None  # else timm would adapt it from three channels
@@ -99,8 +101,13 @@ def weights_filter(
         own = model.state_dict()
         state = {name: tensor for name, tensor in own.items() if name.startswith(_NORMS)} | in_our_names(state)
 
-        def fixed(name: str) -> bool:  # timm adapts the other layers to num_classes and in_chans
-            return not name.startswith(_HEAD if features_only else f"{CLASSIFIER}.") and not name.startswith(FIRST_CONV)
+        source, config = found.config, model.config
+        adapted = [_HEAD] if features_only else []  # timm fits these layers to num_classes and in_chans
+        adapted += [f"{CLASSIFIER}."] if source is None or source.num_classes != config.num_classes else []
+        adapted += [f"{FIRST_CONV}."] if source is None or source.in_chans != config.in_chans else []
+
+        def fixed(name: str) -> bool:
+            return not name.startswith(tuple(adapted))
 
         select_weights(
             {name: tensor for name, tensor in own.items() if fixed(name)},

@@ -29,6 +29,10 @@ class PublishedWeights:
         repository: on the Hugging Face Hub; None for a file of this package.
         file: path in the repository, or in this package.
         checksum: of the model's output for a fixed image, compared by `ppma weights --verify`; None if unknown.
+
+    Examples:
+        >>> PUBLISHED["ppma_tiny.authors_in1k"].figure
+        'top-1 82.6'
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The mathematics: masks, scans and masked attentions, and the backends that compute them."""
+"""Masks, scans and masked attentions, and the backends that compute them."""
 
 from ppma.ops.backends import BackendUnavailableError
 from ppma.ops.causal import causal_attention, causal_mask, causal_scan

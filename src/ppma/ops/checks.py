@@ -1,4 +1,4 @@
-"""What a user may pass: every wrong argument becomes a ValueError that names it, what was expected and what came."""
+"""Checks of arguments: a wrong one is a ValueError with its name, what was expected and what was given."""
 
 import contextlib
 import difflib
@@ -20,11 +20,10 @@ def validation(enabled: bool = True) -> Iterator[None]:
     """Check values as well as shapes: log-decays <= 0 and not NaN, finite q, k, v and x.
 
     Each check costs a pass over the data, so they run only inside this context or with `PPMA_VALIDATE=1` in the
-    environment (and never in compiled code). Without it, only the log-decays of
-    the first call in a process are checked, and only for values > 0: that finds decays passed in place of their
-    logarithms, at no cost to the calls that follow.
+    environment, and never in compiled code. Otherwise only the log-decays of the first call in a process are checked,
+    for values > 0: that finds decays passed in place of their logarithms, at no cost to later calls.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> with ppma.validation():
         ...     ppma.polyline_mask(torch.ones(2, 2), torch.zeros(2, 2))
@@ -45,7 +44,7 @@ def validating(tensor: Tensor) -> bool:
 
 
 def one_of(name: str, value: object, valid: Collection[str]) -> None:
-    """`value` must be one of the words in `valid`."""
+    """`value` must be one of the strings in `valid`."""
     if isinstance(value, str) and value in valid:
         return
     near = difflib.get_close_matches(str(value).lower(), list(valid), n=1, cutoff=0.4)
@@ -76,9 +75,9 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 def decay_sequence(log_decays: object) -> dict[str, Tensor]:
     """Name the log-decays of an n-D call, which must be a non-empty sequence of tensors."""
     if isinstance(log_decays, Tensor) or not isinstance(log_decays, Sequence) or len(log_decays) == 0:
-        came = "a tensor" if isinstance(log_decays, Tensor) else repr(type(log_decays).__name__)
+        given = "a tensor" if isinstance(log_decays, Tensor) else repr(type(log_decays).__name__)
         raise ValueError(
-            f"log_decays: expected a sequence with one tensor for each grid axis, got {came}"
+            f"log_decays: expected a sequence with one tensor for each grid axis, got {given}"
             if not isinstance(log_decays, Sequence)
             else "log_decays: expected at least one tensor, got an empty sequence"
         )
@@ -146,7 +145,7 @@ def _readable(tensor: Tensor) -> bool:
 def canonical(q: object, k: object, v: object, log_alpha: object, log_beta: object) -> bool:
     """Whether the tensors of an attention pass the checks of this module and need no broadcasting.
 
-    The usual case, recognised in a fraction of the time that the checks take, which say what is wrong otherwise.
+    The usual case, recognised in a fraction of the time of the checks, whose messages are for the others.
     """
     if torch.compiler.is_compiling() or _first_call or _validating.get():
         return False
@@ -172,7 +171,7 @@ def canonical(q: object, k: object, v: object, log_alpha: object, log_beta: obje
 
 
 def same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Both tensors must lie on one device."""
+    """Both tensors must be on one device."""
     if tensor.device != other.device:
         raise ValueError(f"{name}: expected device {other.device} like {other_name}, got {tensor.device}")
 
@@ -197,19 +196,19 @@ def values(name: str, tensor: object, grid: Sequence[int], like: tuple[str, Tens
 
 def valid(value: object, batch: Sequence[int], grid: Sequence[int], device: torch.device) -> None:
     """A key-padding mask: boolean, of the grid, with batch axes that broadcast to those of q without the heads."""
-    came = type(value).__name__
+    given = type(value).__name__
     if isinstance(value, Tensor):
-        came = f"{value.dtype} of shape {_shape(value)} on {value.device}"
-        given, missing = value.shape[:-2], len(batch) - (value.ndim - 2)
+        given = f"{value.dtype} of shape {_shape(value)} on {value.device}"
+        leading, missing = value.shape[:-2], len(batch) - (value.ndim - 2)
         if (
             (value.dtype, value.device, value.shape[-2:]) == (torch.bool, device, tuple(grid))
             and missing >= 0
-            and all(a in (1, b) for a, b in zip(given, batch[missing:], strict=True))
+            and all(a in (1, b) for a, b in zip(leading, batch[missing:], strict=True))
         ):
             return
     raise ValueError(
         f"valid: expected torch.bool of shape {(*batch, *grid)} on {device} (batch axes without heads, then the grid), "
-        f"got {came}"
+        f"got {given}"
     )
 
 
@@ -228,5 +227,5 @@ def broadcast_batch(shapes: dict[str, Sequence[int]]) -> tuple[int, ...]:
     try:
         return tuple(torch.broadcast_shapes(*shapes.values()))
     except RuntimeError:
-        came = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-        raise ValueError(f"batch axes: expected shapes that broadcast, got {came}") from None
+        given = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(f"batch axes: expected shapes that broadcast, got {given}") from None

@@ -1,7 +1,7 @@
 """The operators as plain tensor functions: dense, without loops, differentiable any number of times.
 
-Exporters that know no custom operators get these instead (`ppma.ops.decompositions`), and forward-mode and higher
-derivatives are taken through them (`ppma.ops.torch_ops`). They hold for symbolic sizes; memory is O(N^2) for full and
+They replace the operators for exporters without custom operators (`ppma.ops.decompositions`) and give forward-mode and
+higher derivatives (`ppma.ops.torch_ops`). Sizes may be symbolic; memory is O(N^2) for full and
 linear attention, O(N^1.5) for criss-cross attention and scans.
 """
 
@@ -18,7 +18,7 @@ from ppma.ops.padding import mask_invalid, softmax, zero_invalid
 
 
 def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Tensor:
-    """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
+    """`x` (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     axes, dtype = len(log_decays), compute_dtype(x.dtype)
     matrices = [log_decay_matrix(decay, axis - axes).exp().to(dtype) for axis, decay in enumerate(log_decays)]
     letters = "hijklmno"[:axes]
@@ -43,7 +43,7 @@ def polyline_attention(
     options: AttentionOptions,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the operator returns: output, statistics of the softmaxes, output of the first of two."""
+    """All outputs of the operator: output, statistics of the softmaxes, output of the first of two softmaxes."""
     combine, paths, scale, _ = options
     dtype, grid = compute_dtype(q.dtype), q.shape[2:4]
     k, v, padded = zero_invalid(k, valid), zero_invalid(v, valid), valid is not None

@@ -1,4 +1,4 @@
-"""The local part of a block: a depthwise convolution of channel-last tokens, and the sum that it is part of."""
+"""Depthwise convolution of channel-last tokens, fused with the activation before it and the sum after it."""
 
 from torch import Tensor
 
@@ -27,5 +27,13 @@ def depthwise_conv(
 
     Returns:
         (B, H, W, C).
+
+    Examples:
+        >>> import torch
+        >>> from ppma.ops.depthwise import depthwise_conv
+        >>> depthwise_conv(torch.ones(1, 3, 3, 1), torch.ones(1, 1, 3, 3), None, gelu=False).squeeze()
+        tensor([[ 5.,  7.,  5.],
+                [ 7., 10.,  7.],
+                [ 5.,  7.,  5.]])
     """
     return backends.compose(backend, "depthwise_conv", x, weight, bias, residual, gelu)

@@ -52,7 +52,7 @@ def polyline_scan(
     Returns:
         (..., H, W, C) in the dtype of x.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> x = torch.ones(2, 2, 1)
         >>> half = torch.full((2, 2), 0.5).log()
@@ -77,7 +77,7 @@ def polyline_scan_nd(
     Returns:
         (..., *grid, C) in the dtype of x.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> impulse = torch.tensor([[0.0], [1.0], [0.0]])
         >>> line = torch.tensor([1.0, 0.5, 0.25]).log()
@@ -116,9 +116,9 @@ def polyline_attention(
     valid: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Full polyline path masked attention (PPMVA, Eq. 10): every token attends to every token.
+    """Full polyline path masked attention (Eq. 10): every token attends to every token.
 
-    O(N^2) time; the N x N map is never held for a large grid, neither forward nor backward.
+    O(N^2) time, O(N) memory: the N x N map of a large grid is never stored, neither forward nor backward.
 
     Args:
         q: (..., heads, H, W, d), any floating-point dtype.
@@ -138,7 +138,7 @@ def polyline_attention(
     Returns:
         (..., heads, H, W, dv) in the dtype of v.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> q, k, v = torch.randn(3, 1, 4, 6, 6, 16)
         >>> log_alpha, log_beta = -torch.rand(2, 1, 4, 6, 6)
@@ -162,7 +162,7 @@ def criss_cross_attention(
     valid: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Polyline path masked criss-cross attention (PPMCCA, Eqs. 11-12): within columns and within rows, O(N^1.5).
+    """Polyline path masked criss-cross attention (Eqs. 11-12): within columns and within rows, O(N^1.5).
 
     V2H attends within every column and then within every row, H2V the other way round.
 
@@ -182,7 +182,7 @@ def criss_cross_attention(
     Returns:
         (..., heads, H, W, dv) in the dtype of v.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> q, k, v = torch.randn(3, 1, 4, 8, 6, 16)
         >>> log_alpha, log_beta = -torch.rand(2, 1, 4, 8, 6)
@@ -228,7 +228,7 @@ def linear_attention(
     paths: Paths = "2d",
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Polyline path masked linear attention (PPMLA): `((q k^T) * mask) v`, no softmax and no scale, O(N d dv).
+    """Polyline path masked linear attention: `((q k^T) * mask) v`, no softmax and no scale, O(N d dv).
 
     Args:
         q: (..., heads, H, W, d), any floating-point dtype.
@@ -242,7 +242,7 @@ def linear_attention(
     Returns:
         (..., heads, H, W, dv) in the dtype of v.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> q, k, v = torch.randn(3, 1, 4, 8, 6, 16)
         >>> log_alpha, log_beta = -torch.rand(2, 1, 4, 8, 6)
@@ -262,7 +262,7 @@ def decomposed_attention(
     paths: Paths = "2d",
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Polyline path masked decomposed attention (PPMDA): `((S1 S2) * mask) v` for any attention of rank D, O(N D dv).
+    """Polyline path masked decomposed attention: `((S1 S2) * mask) v` for any attention of rank D, O(N D dv).
 
     Args:
         s1: (..., H, W, D), the rows of S1.
@@ -276,7 +276,7 @@ def decomposed_attention(
     Returns:
         (..., H, W, dv) in the dtype of v.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> s1, s2 = torch.rand(2, 8, 6, 5)
         >>> v = torch.randn(8, 6, 16)

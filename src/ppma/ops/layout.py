@@ -2,13 +2,13 @@
 
 Operators see (B, heads, *grid, channels) and log-decays (B, heads, *grid). Two batch axes, because q, k and v usually
 come from one projection of (B, *grid, heads * d), where batch and heads cannot be merged without a copy. Attention
-outputs and gradients lie in memory as (B, *grid, heads, channels), so that merging the heads again is a view.
+outputs and gradients are laid out (B, *grid, heads, channels), so that merging the heads is a view.
 """
 
 import torch
 from torch import Tensor
 
-# Asked once, at import: torch.compile of torch 2.6 cannot trace the question.
+# Evaluated once, at import: torch.compile of torch 2.6 cannot trace the call.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "ipu", "mtia", "privateuseone")
 _AUTOCAST = frozenset(filter(torch.amp.is_autocast_available, _DEVICES))
 
@@ -19,7 +19,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype that autocast asks for on this device; None where it is off, or unknown as on the meta device."""
+    """The dtype of autocast on this device; None where it is off or not available, as on the meta device."""
     if device.type not in _AUTOCAST or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
@@ -28,7 +28,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 def heads_last_empty(like: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
     """An uninitialised (B, heads, *grid, channels) on the grid of `like`, laid out (B, *grid, heads, channels).
 
-    A tensor of its own rather than a view of one: forward-mode differentiation asks more of views.
+    A tensor of its own rather than a view of one: forward-mode differentiation restricts views.
     """
     batch, heads, *grid = like.shape[:-1]
     strides = [channels, 1]  # from the last axis back: heads, channels

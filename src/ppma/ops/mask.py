@@ -26,7 +26,7 @@ def polyline_mask(log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d", l
     Returns:
         (..., H*W, H*W): entry [query, key], in the dtype of the log-decays.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> half = torch.full((2, 2), 0.5).log()
         >>> ppma.polyline_mask(half, half, paths="v2h")[0]
@@ -50,7 +50,7 @@ def polyline_mask_nd(log_decays: Sequence[Tensor], *, paths: NdPaths = "both", l
     Returns:
         (..., N, N): entry [query, key], in the dtype of the log-decays.
 
-    Example:
+    Examples:
         >>> import torch, ppma
         >>> line = torch.tensor([0.0, 0.5, 0.5]).log()
         >>> ppma.polyline_mask_nd([line], paths="forward")
@@ -92,7 +92,7 @@ def _mask(log_decays: list[Tensor], paths: NdPaths, log: bool) -> Tensor:
 def algorithm1(x: Tensor, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
     """Algorithm 1: the V2H mask times x by one matrix product per column, then one per row, O(N^1.5).
 
-    Kept to be read beside the paper and measured beside `polyline_scan`, which needs O(N).
+    For comparison with the paper and with `polyline_scan`, which takes O(N).
 
     Args:
         x: (..., H, W, C).

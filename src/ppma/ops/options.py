@@ -1,4 +1,4 @@
-"""The words that the operators take, and what follows from them."""
+"""The options of the operators."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -32,7 +32,7 @@ class AttentionOptions(NamedTuple):
     Attributes:
         combine: "hadamard" multiplies the softmax by the mask and sums the paths; "logit" adds the log mask inside one
             softmax for each path and averages the paths.
-        paths: which paths.
+        paths: "v2h", "h2v" or "2d".
         scale: factor on the scores.
         save: the backward pass will need `stats` and `first` of the full attention; else their contents are undefined.
     """
@@ -44,10 +44,10 @@ class AttentionOptions(NamedTuple):
 
     @property
     def softmaxes(self) -> int:
-        """How many softmaxes there are for a query."""
+        """The number of softmaxes for each query."""
         return 2 if self.combine == "logit" and self.paths == "2d" else 1
 
     @property
     def path_weight(self) -> float:
-        """What a path counts in the output."""
+        """The weight of a path in the output."""
         return 1 / self.softmaxes

@@ -301,7 +301,7 @@ def criss_cross_attention_as_printed(
     """Eq. (11) to the letter: `((SH SV) * L + (SH SV) * Lt) v`.
 
     Its second half does not factorise into two line attentions (Lt needs `SV SH`), so it cannot be computed in
-    O(N^1.5). It stands here to show the difference; nothing else uses it.
+    O(N^1.5). Only a test uses it, to show the difference.
     """
     no_decay = torch.zeros_like(log_alpha), torch.zeros_like(log_beta)
     rows, columns = criss_cross_maps(q, k, *no_decay, combine="hadamard", scale=scale)
@@ -313,7 +313,7 @@ def criss_cross_attention_as_printed(
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, *, paths: Paths = "2d"
 ) -> Tensor:
-    """PPMLA and PPMDA: `((q k^T) * L) v`, no softmax and no scale."""
+    """Linear and decomposed attention: `((q k^T) * L) v`, no softmax and no scale."""
     flat_q, flat_k, flat_v = _flat(q, k, v)
     out = ((flat_q @ flat_k.mT) * polyline_mask(log_alpha, log_beta, paths=paths)) @ flat_v
     return out.unflatten(-2, q.shape[-3:-1]).to(v.dtype)

@@ -21,5 +21,13 @@ def rotary_split(
 
     Returns:
         Three tensors (B, N, heads, d).
+
+    Examples:
+        >>> import torch
+        >>> from ppma.ops.rotary import rotary_split
+        >>> angles = torch.rand(30, 4)
+        >>> q, k, v = rotary_split(torch.randn(2, 30, 3 * 4 * 8), 4, angles.cos(), angles.sin())
+        >>> q.shape
+        torch.Size([2, 30, 4, 8])
     """
     return backends.compose(backend, "rotary_split", packed, heads, cos, sin, overwrite)

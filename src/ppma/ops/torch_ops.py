@@ -1,10 +1,10 @@
 """The operators as PyTorch sees them: `torch.ops.ppma.*` with fake kernels, gradients and vmap rules.
 
-Each calls the backend that `backends.call` picks when it runs, so a compiled or exported graph carries the
-backend's name and not its code. Shapes are the canonical ones of `ppma.ops.layout`.
+Each calls the backend that `backends.call` selects at run time, so a compiled or exported graph holds the name of a
+backend and not its code. Shapes are the canonical ones of `ppma.ops.layout`.
 
-Eager code reaches the operators through `torch.autograd.Function`, which is what every transform of `torch.func`
-understands; captured graphs hold the operators themselves, whose gradient is registered with PyTorch.
+Eager code reaches the operators through `torch.autograd.Function`, which every transform of `torch.func`
+supports; captured graphs hold the operators themselves, whose gradient is registered with PyTorch.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _SOFTMAX_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor lo
 _LINEAR_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, str paths, str backend"
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
-# What the operators take and return is said in `ppma.ops.backends.contract.Backend`; here the options are spelled out.
+# Arguments and results as in `ppma.ops.backends.contract.Backend`, with the options spelled out.
 _SCHEMAS = {
     "polyline_scan": "(Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor",
     "polyline_scan_backward": "(Tensor grad, Tensor x, Tensor[] log_decays, str paths, str backend) -> Tensor[]",
@@ -191,7 +191,7 @@ def _mapped(
     input_axis: Callable[[int], int],
     output_axis: Callable[[int], int],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Merge the mapped axis of every tensor into its batch axis, run, and take it out again."""
+    """Merge the mapped axis of every tensor into its batch axis, run, and split the results."""
     folded = []
     for position, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
         axis = input_axis(position)
@@ -394,7 +394,7 @@ def run(operator: str, tensors: Sequence[Tensor], *options: Any, valid: Tensor |
 
 
 def _differentiated(tensors: Sequence[Tensor]) -> bool:
-    """Whether a derivative may be asked for, or a transform is at work."""
+    """Whether a derivative may be needed, or a transform of `torch.func` is active."""
     return (
         torch._C._are_functorch_transforms_active()
         or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))

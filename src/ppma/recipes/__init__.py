@@ -1,8 +1,8 @@
-"""Recipes: the training configurations that come with the package, and one's own that build on them.
+"""Recipes: training configurations of the package, and those of users that build on them.
 
-A recipe is a YAML file. `base:` names one or several others, a file beside it or a packaged recipe, whose values it
-changes; later bases win over earlier ones, and sections are merged. `description:` is its line in `ppma recipes`. Files
-whose names begin with an underscore are bases of a family.
+A recipe is a YAML file. `base:` names one or several recipes that it builds on, each a file in the same folder or a
+packaged recipe. Sections are merged; later bases override earlier ones, and the recipe overrides its bases.
+`description:` is its line in `ppma recipes`. Packaged files with a leading underscore are bases only.
 """
 
 import difflib
@@ -27,21 +27,26 @@ def names() -> list[str]:
 
 
 def is_recipe(text: str) -> bool:
-    """Whether this names a recipe where it may also name a folder."""
+    """Whether `text`, which may also be the path of a folder, names a recipe."""
     return Path(text).suffix in _SUFFIXES or (text in names() and not Path(text).exists())
 
 
 def description(name: str) -> str:
-    """One line about a packaged recipe."""
+    """The description of a packaged recipe, one line."""
     return _read(name).get("description", "")
 
 
 def resolve(recipe: str | Path, assignments: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a recipe on top of its bases, with `key=value` changes.
+    """The values of a recipe, merged with its bases and overridden by `key=value` assignments.
 
     Args:
-        recipe: the path of a YAML file, or the name of a packaged recipe.
-        assignments: see `ppma.config.override`; `steps` alone replaces `epochs`, and the other way round.
+        recipe: path of a YAML file, or name of a packaged recipe.
+        assignments: see `ppma.config.override`; `steps` alone replaces `epochs`, and vice versa.
+
+    Examples:
+        >>> from ppma import recipes
+        >>> recipes.resolve("imagenet_ppma_tiny", ["lr=0.1"])["model_args"]
+        {'formulation': 'release', 'drop_path_rate': 0.1}
     """
     assignments = list(assignments)
     values = _resolve(_find(recipe), (), {})
@@ -72,7 +77,7 @@ def _read(source: Source) -> dict[str, Any]:
 
 
 def _resolve(source: Source, above: tuple[Source, ...], done: dict[Source, dict[str, Any]]) -> dict[str, Any]:
-    """Values with those of all bases; `above` are the recipes that build on this one, `done` what is resolved."""
+    """Merge a recipe with its bases; `above` are the recipes that build on it, `done` caches the results."""
     identity = source.resolve() if isinstance(source, Path) else source
     if identity in above:
         chain = " -> ".join(str(one) for one in (*above[above.index(identity) :], identity))
@@ -110,7 +115,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _replace_length(values: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `epochs` where only `steps` was given on top, and the other way round: a run has one length."""
+    """Remove `epochs` if only `steps` is given, and vice versa: a run has one length."""
     for key, other in (("steps", "epochs"), ("epochs", "steps")):
         if given.get(key) is not None and other not in given:
             values.pop(other, None)

@@ -20,6 +20,7 @@ from ppma.masks import KINDS
 from ppma.measure.timing import interleave
 from ppma.models.config import CONFIGS
 from ppma.ops import checks
+from ppma.progress import announce
 from ppma.tasks.registry import make_task, task_class
 from ppma.tasks.run import train
 
@@ -114,7 +115,8 @@ class Ablation:
     def run(self) -> None:
         """Train the missing runs; after each, write ablation.md and ablation.json."""
         for mask, runs in self.runs.items():
-            for run in runs:
+            for number, run in enumerate(runs, start=1):
+                announce(f"mask {mask}, run {number} of {len(runs)}")
                 self.values[mask].append(_result(*run, self.metric))
                 self._write()
 
@@ -153,7 +155,8 @@ def _variant(config: RunConfig, name: str, number: int) -> RunConfig:
 def _check_same(config: RunConfig, run: Path) -> None:
     """Raise if the folder holds a run with another configuration."""
     if (run / CONFIG).is_file():
-        changes = configs.differences(configs.read(run / CONFIG), configs.to_dict(config))
+        stored = configs.build(type(config), configs.read(run / CONFIG), source=str(run / CONFIG))
+        changes = configs.differences(configs.to_dict(stored), configs.to_dict(config))
         if changes:
             raise configs.ConfigError(
                 f"out: {run} was trained with another configuration ({'; '.join(changes)}); choose another folder"
@@ -171,7 +174,9 @@ def _result(config: RunConfig, run: Path, metric: str) -> float:
 
 def _images_per_second(models: dict[str, nn.Module], images: Any, batch: int) -> dict[str, float]:
     with torch.inference_mode():
-        timings = interleave({name: functools.partial(model, images) for name, model in models.items()}, rounds=7)
+        timings = interleave(
+            {name: functools.partial(model, images) for name, model in models.items()}, rounds=7, label="throughput"
+        )
     return {name: batch / timings.median(name) for name in models}
 
 

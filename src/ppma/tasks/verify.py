@@ -48,7 +48,7 @@ def verify(name: str) -> Verification:
         name: a key of `ppma.models.published.PUBLISHED`.
 
     Raises:
-        CheckpointError: the file is of another model than the list says, or does not fit.
+        CheckpointError: the file is of another model than the listed one, or does not fit.
         ConnectionError: it cannot be downloaded.
     """
     checks.one_of("NAME", name, PUBLISHED)

@@ -9,63 +9,86 @@ pytest.importorskip("triton")
 import ppma
 from ppma.bench import unmasked
 from ppma.bench.gpu import measure, prediction
+from ppma.bench.gpu.assembly import has_scores, matrix_products
 from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
-from ppma.bench.gpu.work import Work, work_of
+from ppma.bench.gpu.work import _bytes, scores, without_mask
+from ppma.models.config import CONFIGS
 from ppma_cli import main
 
 
 def test_models_blocks():
-    assert [[stage.blocks for stage in stages] for stages in MODELS.values()] == [
-        [2, 2, 8, 2],
-        [3, 4, 18, 4],
-        [4, 8, 25, 8],
-    ]
-    assert [[stage.full for stage in stages] for stages in MODELS.values()] == [
-        [False, False, True, True],
-        [False, False, False, True],
-        [False, False, False, True],
-    ]
+    """Blocks, grids, heads and kinds are those of the registered models."""
+    for name, stages in MODELS.values():
+        config = CONFIGS[name]
+        assert [stage.blocks for stage in stages] == list(config.depths)
+        assert [stage.heads for stage in stages] == list(config.heads)
+        assert [stage.full for stage in stages] == [kind == "full" for kind in config.kinds]
+
+
+def bytes_of(launches):
+    return sum(_bytes(launch.arguments) for launch in launches if launch is not None)
 
 
 def test_work_bytes_full_attention():
-    """q, k, v and the output in half precision, maximum and sum; for the mask two log-decays, two words twice."""
-    stage = Stage(1, 14, 8, 32, True)
-    launches = stage.launches(2, "hadamard", backward=False)
+    """q, k, v and the output in half precision, maximum and sum; for the mask the log-decays, and tables twice."""
+    launches = Stage(1, 14, 8, 32, True).launches(2, "hadamard", backward=False)
     tokens = 2 * 8 * 14 * 14
-    plain = sum((work_of(launch, mask=False) for launch in launches), Work())
-    masked = sum((work_of(launch) for launch in launches), Work())
-    assert plain.bytes == tokens * (4 * 32 * 2 + 2 * 4)
-    assert masked.bytes - plain.bytes == tokens * (2 * 4 + 2 * 8 + 2 * 8)
-
-
-def test_work_plain_same_for_combines():
-    stage = Stage(1, 14, 8, 32, True)
-    for backward in (False, True):
-        works = [
-            sum((work_of(launch, mask=False) for launch in stage.launches(2, combine, backward)), Work()).bytes
-            for combine in ("hadamard", "logit")
-        ]
-        assert works[0] == works[1]
-
-
-def test_work_matrix_line_tile():
-    """Lines of 56 take 64 queries times 64 keys; three launches, the second with two values."""
-    stage = Stage(1, 56, 1, 16, False)
-    launches = [launch for launch in stage.launches(1, "logit", False) if launch.kernel.__name__ == "line_forward"]
-    assert [work_of(launch).matrix for launch in launches] == [2 * 56 * 64 * 64 * 16 * n for n in (2, 3, 2)]
+    tables = 2 * 8 * (14 * 16 * 16 + 14 * 14 * 16) * 4
+    plain = bytes_of(without_mask(launch) for launch in launches)
+    assert plain == tokens * (4 * 32 * 2 + 2 * 4)
+    assert bytes_of(launches) - plain == tokens * 2 * 4 + 2 * tables
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("combine", ["hadamard", "logit"])
-def test_predict_mask_costs(combine, backward):
-    for stage in prediction.block_kinds():
-        found = predict(stage, GPUS[0], combine, backward, batch=2)
-        assert found.masked >= found.plain > 0
-        assert found.bound in ("memory", "matrix", "exponentials", "arithmetic")
+def test_without_mask_same_for_combines(backward):
+    stage = Stage(1, 14, 8, 32, True)
+    plain = [
+        bytes_of(without_mask(launch) for launch in stage.launches(2, combine, backward))
+        for combine in ("hadamard", "logit")
+    ]
+    assert plain[0] == plain[1]
 
 
-def test_reports_titles():
-    assert all("not a measurement" in report.title for report in prediction.reports())
+def test_scores_line_tile():
+    """Lines of 56 take 64 queries times 64 keys; three launches, the second with two values."""
+    stage = Stage(1, 56, 1, 16, False)
+    launches = [launch for launch in stage.launches(1, "logit", False) if launch.kernel.__name__ == "line_forward"]
+    assert [scores(launch) for launch in launches] == [56 * 64 * 64] * 3
+    assert [matrix_products(launch) for launch in launches] == [16 * n for n in (2, 3, 2)]
+
+
+def test_scores_packed_rows():
+    """7 x 7: rows of 8 columns, two of them in a tile, so 8 x 8 queries times 8 x 8 keys."""
+    (launch,) = [x for x in Stage(1, 7, 2, 32, True).launches(3, "hadamard", False) if has_scores(x)]
+    assert scores(launch) == 3 * 2 * 64 * 64
+
+
+def test_predict_mask_costs():
+    found = predict(Stage(1, 14, 8, 32, True), GPUS[0], "hadamard", False, batch=2)
+    assert found.masked > found.plain > 0
+    assert found.bound in ("memory", "matrix", "instructions", "special functions")
+
+
+def test_model_seconds_more_with_training(monkeypatch):
+    """Everything but the attention, whose prediction takes a compiler."""
+    monkeypatch.setattr(prediction, "predict", lambda *_: prediction.Prediction(2e-6, 1e-6, "memory"))
+    seconds = {
+        (mask, train): prediction.model_seconds("PPMA-T", GPUS[0], "hadamard", mask, train, batch=1)
+        for mask in (False, True)
+        for train in (False, True)
+    }
+    assert 0 < seconds[False, False] < seconds[True, False] < seconds[True, True]
+    assert seconds[False, False] < seconds[False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_model_overhead_below_target(name, train):
+    """The mask costs less than a tenth of a whole model."""
+    for gpu in GPUS:
+        plain, masked = (prediction.model_seconds(name, gpu, "hadamard", mask, train) for mask in (False, True))
+        assert masked < 1.1 * plain, gpu.name
 
 
 def test_measure_without_gpu(capsys):
@@ -97,6 +120,9 @@ def test_unmasked_same_as_decay_one(plain, masked, monkeypatch):
     assert set(axes) == {4}
 
 
+@pytest.mark.slow
 def test_kernels_command_predictions(capsys):
     assert main(["kernels"]) == 0
-    assert "PPMA-B" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "PPMA-B" in out
+    assert out.count("not a measurement") == out.count("## ")

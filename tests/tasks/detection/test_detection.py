@@ -13,6 +13,7 @@ from short_run import (
     assert_resume_gives_the_same_bits,
     one_thread,
     settings,
+    summary_on_scenes,
     summary_under_torchrun,
 )
 
@@ -153,6 +154,18 @@ def test_predict_overlay(run, scenes, tmp_path, capsys):
     assert main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
 
 
+def test_predict_threshold(run, scenes, capsys):
+    """A threshold only filters the detections."""
+    found = {}
+    for threshold in (0.0, 0.06):
+        command = ["predict", str(run / "best.safetensors"), str(scenes / "val2017" / "000001.jpg"), "--json"]
+        assert main([*command, "--out", str(run / "x.png"), "--threshold", str(threshold)]) == 0
+        found[threshold] = json.loads(capsys.readouterr().out)[0]["instances"]
+    scores = sorted(one["score"] for one in found[0.0])
+    assert scores[0] < 0.06 < scores[-1]
+    assert found[0.06] == [one for one in found[0.0] if one["score"] >= 0.06]
+
+
 def test_predict_bad_images_and_same_names(run, scenes, tmp_path, capsys):
     checkpoint = str(run / "best.safetensors")
     for folder in ("a", "b"):
@@ -247,9 +260,7 @@ def test_train_torchrun(scenes, tmp_path):
 
 @pytest.mark.slow
 def test_recipe_finds_digits(tmp_path):
-    torch.set_num_threads(2)
-    assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
+    summary = summary_on_scenes(RECIPE, tmp_path)
     assert summary["val_count"] == 200
     assert summary["val_box_AP50"] >= 50
     assert summary["val_mask_AP50"] >= 50

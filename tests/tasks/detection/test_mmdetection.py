@@ -1,27 +1,24 @@
 """Mask R-CNN from files of MMDetection against its heads written out in `mmdetection_reference`."""
 
 import dataclasses
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mmdetection_reference import Reference, prepare, random_heads, scaled_size
 from PIL import Image
+from short_run import load_transcription
 
 import ppma
 from ppma.models import CheckpointError
 from ppma.tasks.dense.backbone import features
 from ppma.tasks.detection import DetectorConfig, PolylineMaskRCNN
+from ppma.tasks.detection.task import Detection
 from ppma.tasks.detection.weights import export_mmdetection, load_detector, save_detector
 from ppma_cli import main
 
-_PATH = Path(__file__).parents[2] / "models" / "transcription.py"
-_SPEC = importlib.util.spec_from_file_location("transcription_for_detection", _PATH)
-transcription = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(transcription)
+transcription = load_transcription()
 
 DIMS = (16, 16, 32, 32)
 TOY = dataclasses.replace(transcription.TINY, depths=(1, 1, 1, 1), dims=DIMS, heads=(2, 2, 2, 2))
@@ -78,6 +75,28 @@ def test_detections_match_reference(state, tmp_path):
 @pytest.mark.slow
 def test_detections_match_reference_default_limits(state, tmp_path):
     compare(save(tmp_path / "a.pth", state), state)
+
+
+@torch.no_grad()
+def test_probe_matches_reference(state, tmp_path):
+    """The outputs of all heads for one region, of which `ppma weights --verify` prints a checksum."""
+    path = save(tmp_path / "a.pth", state)
+    model, config, classes = load_detector(path, kinds=KINDS)
+    save_detector(model, tmp_path / "ours.safetensors", config, classes)
+    image = torch.randn(1, 3, 64, 96, dtype=torch.float64)
+    found = Detection.probe(ppma.open_checkpoint(tmp_path / "ours.safetensors"), image)
+    reference = Reference({name: tensor.double() for name, tensor in state.items()}, len(CLASSES))
+    levels = reference.pyramid(features(model.double().backbone.body, image))
+    hidden = [reference.conv("rpn_head.rpn_conv", level).relu() for level in levels]
+    parts = [reference.conv(f"rpn_head.rpn_{name}", x).flatten() for name in ("cls", "reg") for x in hidden]
+    region = (0.0, 0.0, 96.0, 64.0)
+    pooled = reference.pool(levels, region, 7).flatten()
+    for index in (0, 1):
+        pooled = reference.linear(f"roi_head.bbox_head.shared_fcs.{index}", pooled).relu()
+    parts.append(reference.linear("roi_head.bbox_head.fc_cls", pooled).roll(1))
+    parts += [torch.zeros(4), reference.linear("roi_head.bbox_head.fc_reg", pooled), torch.zeros(28 * 28)]
+    parts += [reference.mask(levels, region, label).logit().flatten() for label in range(len(CLASSES))]
+    torch.testing.assert_close(found[0], torch.cat(parts), rtol=1e-7, atol=1e-7)  # the logit of a sigmoid
 
 
 def test_load_config_and_class_names(state, tmp_path):

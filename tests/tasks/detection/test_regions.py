@@ -12,10 +12,10 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from ppma.config import ConfigError
 from ppma.tasks.detection import DetectorConfig, mask_rcnn
-from ppma.tasks.detection.model import ASPECT_RATIOS, LEVELS
-from ppma.tasks.detection.regions import ExactAnchors, PyramidRoIAlign, SymmetricBoxCoder
+from ppma.tasks.detection.model import LEVELS
+from ppma.tasks.detection.regions import ASPECT_RATIOS, PyramidAnchors, PyramidRoIAlign, SymmetricBoxCoder
 
-SIZES = [(32,), (64,), (128,), (256,), (512,)]
+SIZES = (32, 64, 128, 256, 512)
 SMALL = DetectorConfig(channels=8, box_channels=8, mask_convolutions=1, short_side=64, long_side=96)
 
 
@@ -28,8 +28,11 @@ def small(**changes):
 def test_exact_anchors_unrounded_and_placed_by_strides():
     images = ImageList(torch.zeros(1, 3, 800, 1088), [(800, 1088)])
     levels = [torch.zeros(1, 1, -(-800 // stride), -(-1088 // stride)) for stride in (4, 8, 16, 32, 64)]
-    exact = ExactAnchors(SIZES, [ASPECT_RATIOS] * 5, (4, 8, 16, 32, 64))(images, levels)[0]
-    rounded = AnchorGenerator(SIZES, [ASPECT_RATIOS] * 5)(images, levels)[0]
+    exact, rounded = (
+        PyramidAnchors(SIZES, (4, 8, 16, 32, 64), exact=exact)(images, levels)[0] for exact in (True, False)
+    )
+    theirs = AnchorGenerator([(size,) for size in SIZES], [ASPECT_RATIOS] * 5)(images, levels)[0]
+    assert torch.equal(rounded, theirs)
     assert exact.shape == rounded.shape
     half = 16 * math.sqrt(2)
     torch.testing.assert_close(exact[0], torch.tensor([-half, -half / 2, half, half / 2]))
@@ -66,6 +69,22 @@ def test_thin_image_does_not_change_later_images():
     image = torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))
     for name, expected in fresh([image])[0].items():
         assert torch.equal(used([image])[0][name], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", [False, True])
+def test_boxes_float32_under_autocast(exact):
+    """In bfloat16, coordinates from 256 pixels on would be multiples of 2."""
+    model, seen = small(exact_anchors=exact, score_threshold=0.0).eval(), []
+    model.rpn.anchor_generator.register_forward_hook(lambda *arguments: seen.append(arguments[-1][0]))
+    model.rpn.register_forward_hook(lambda *arguments: seen.append(arguments[-1][0][0]))
+    image = torch.rand(3, 64, 96)
+    model([image])
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = model([image])
+    assert torch.equal(seen[0], seen[2])  # anchors
+    assert seen[3].dtype == found["boxes"].dtype == found["scores"].dtype == torch.float32
+    assert (found["boxes"] != found["boxes"].bfloat16()).any()
 
 
 def test_box_coder_limits_shrinking():
@@ -113,6 +132,21 @@ def test_candidates_and_proposals_of_the_paper():
     assert (rpn.train().pre_nms_top_n(), rpn.eval().pre_nms_top_n()) == (30, 20)
 
 
+def test_initial_weights():
+    model = small(initial_weights="mmdetection", box_channels=256, channels=64)
+    predictor, box_head = model.roi_heads.box_predictor, model.roi_heads.box_head
+    # The standard error of the standard deviation of n samples is 1 / sqrt(2 n) of it.
+    for layer, std in (
+        (predictor.cls_score, 0.01),
+        (predictor.bbox_pred, 0.001),
+        (box_head.fc7, math.sqrt(2 / (256 + 256))),
+        (model.backbone.fpn.layer_blocks[1][0], math.sqrt(2 / (2 * 9 * 64))),
+    ):
+        error = 4 / math.sqrt(2 * layer.weight.numel())
+        assert layer.weight.std().item() == pytest.approx(std, rel=error)
+        assert not layer.bias.any()
+
+
 def test_mmdetection_options_train():
     model = mask_rcnn(
         "ppma_nano",
@@ -141,10 +175,10 @@ def test_box_loss_of_proposals(beta):
 @pytest.mark.parametrize("beta", [0.0, 1 / 9])
 def test_box_loss_of_heads(beta, monkeypatch):
     """Against a loop over the sampled regions."""
-    heads = small(box_loss_beta=beta).train().roi_heads
+    heads = small(box_loss_beta=beta).train().roi_heads.double()
     torch.manual_seed(0)
-    levels = {name: torch.randn(2, 8, 32 // 2**i, 32 // 2**i) for i, name in enumerate(LEVELS)}
-    corners = torch.rand(2, 30, 2) * 60
+    levels = {name: torch.randn(2, 8, 32 // 2**i, 32 // 2**i).double() for i, name in enumerate(LEVELS)}
+    corners = torch.rand(2, 30, 2).double() * 60
     proposals = list(torch.cat((corners, corners + 10 + torch.rand(2, 30, 2) * 50), 2))
     masks = torch.zeros(1, 128, 128, dtype=torch.uint8)
     targets = [
@@ -163,8 +197,29 @@ def test_box_loss_of_heads(beta, monkeypatch):
         for error in (predicted[0][1][index, first : first + 4] - target[index]).abs().tolist():
             total += error**2 / (2 * beta) if error < beta else error - beta / 2
     assert total > 0
-    assert losses["loss_box_reg"].item() == pytest.approx(total / len(label), rel=1e-5)  # of float32 sums
+    assert losses["loss_box_reg"].item() == pytest.approx(total / len(label), rel=1e-12)
     assert set(losses) == {"loss_classifier", "loss_box_reg", "loss_mask"}
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_padding_anchors(padding):
+    """An image of 40 x 70 in a batch of 128 x 128: its own padding ends at 64 x 96."""
+    rpn = small(padding_anchors=padding, exact_anchors=True).rpn
+    grid = [torch.zeros(1, 1, 128 // stride, 128 // stride) for stride in (4, 8, 16, 32, 64)]
+    anchors = rpn.anchor_generator(ImageList(torch.zeros(2, 3, 128, 128), [(40, 70), (128, 128)]), grid)
+    box = torch.tensor([[4.0, 4, 38, 38]])
+    targets = [
+        {"boxes": box, "masks": torch.zeros(1, 40, 70)},
+        {"boxes": box[:0], "masks": torch.zeros(0, 128, 128)},
+    ]
+    labels, boxes = rpn.assign_targets_to_anchors(anchors, targets)
+    centres = (anchors[0][:, :2] + anchors[0][:, 2:]).round() / 2
+    outside = (centres[:, 0] >= 96) | (centres[:, 1] >= 64)
+    assert outside.any()
+    assert (labels[0][outside] == (0 if padding else -1)).all()
+    assert (labels[0][~outside] == 0).any()
+    assert boxes[0][labels[0] == 1].unique(dim=0).tolist() == box.tolist()
+    assert not labels[1].any()  # the other image fills the batch: background everywhere
 
 
 def test_low_quality_matches_limited():

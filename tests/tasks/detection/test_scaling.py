@@ -28,6 +28,16 @@ def test_resize_bilinear_in_8_bits():
     torch.testing.assert_close(found, torch.tensor(expected).float().expand(3, 8, 8))
 
 
+@pytest.mark.parametrize(("size", "scaled"), [((48, 64), (80, 107)), ((120, 90), (64, 48)), ((60, 80), (30, 40))])
+def test_resize_matches_opencv(size, scaled):
+    """OpenCV rounds weights and sums to fixed-point numbers: at most one grey level of difference."""
+    cv2 = pytest.importorskip("cv2")
+    image = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = torch.from_numpy(cv2.resize(image.numpy(), scaled[::-1], interpolation=cv2.INTER_LINEAR))
+    found = 255 * resize_8bit(image.permute(2, 0, 1) / 255, min(scaled), max(scaled))
+    assert (found.permute(1, 2, 0).round() - expected).abs().max() <= 1
+
+
 def test_scaling_modes_evaluation_and_training():
     image = torch.rand(3, 37, 51)
     for resize, size in (("torchvision", (63, 86)), ("mmdetection", (63, 87))):

@@ -1,27 +1,23 @@
 """UPerNet from files in MMSegmentation's layout, like the authors'; the tests write them."""
 
 import dataclasses
-import importlib.util
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from short_run import load_transcription
 
 import ppma
 from ppma.data import cityscapes
 from ppma.models import CONFIGS, CheckpointError
-from ppma.tasks.segmentation import inference
+from ppma.tasks.segmentation import DecoderConfig, inference
 from ppma.tasks.segmentation.task import Segmentation
 from ppma.tasks.segmentation.weights import _as_tested, load_segmenter
 from ppma_cli import main
 
-_PATH = Path(__file__).parents[2] / "models" / "transcription.py"
-_SPEC = importlib.util.spec_from_file_location("transcription_for_segmentation", _PATH)
-transcription = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(transcription)
+transcription = load_transcription()
 
 DIMS = (16, 16, 32, 32)
 TOY = dataclasses.replace(transcription.TINY, depths=(1, 1, 1, 1), dims=DIMS, heads=(2, 2, 2, 2))
@@ -187,7 +183,8 @@ def test_cityscapes_150_outputs(state, tmp_path):
 
 
 def test_cityscapes_stride_of_tiny():
-    strides = [_as_tested(cityscapes.CLASSES, CONFIGS[name]).test.stride for name in ("ppma_tiny", "rmt_small")]
+    names, decoder = ("ppma_tiny", "rmt_small"), DecoderConfig()
+    strides = [_as_tested(cityscapes.CLASSES, CONFIGS[name], decoder).test.stride for name in names]
     assert strides == [768, 341]
 
 
@@ -206,6 +203,18 @@ def test_meta_errors(state, tmp_path, meta, message):
     path = save(tmp_path / "upernet.pth", state, **meta)
     with pytest.raises(CheckpointError, match=f"upernet.pth: {message}"):
         load_segmenter(path, kinds=KINDS)
+
+
+@torch.no_grad()
+def test_convert_command(state, tmp_path, capsys):
+    """The converted file computes the same and keeps classes and test settings."""
+    path, target = save(tmp_path / "upernet.pth", state, CLASSES=tuple("vwxyz")), tmp_path / "upernet.safetensors"
+    assert main(["convert", str(path), str(target), "--kinds", *KINDS]) == 0
+    assert "UPerNet, 5 classes" in capsys.readouterr().out
+    (before, *settings), (after, *kept) = load_segmenter(path, kinds=KINDS), load_segmenter(target)
+    assert kept == settings
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(before(image).main, after(image).main)
 
 
 def test_load_errors(state, tmp_path):

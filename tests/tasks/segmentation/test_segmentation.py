@@ -13,6 +13,7 @@ from short_run import (
     assert_resume_gives_the_same_bits,
     one_thread,
     settings,
+    summary_on_scenes,
     summary_under_torchrun,
 )
 
@@ -273,15 +274,15 @@ def test_config_errors(assignments, message):
 
 
 @pytest.mark.slow
-def test_training_torchrun(scenes, tmp_path):
-    summary = summary_under_torchrun(RECIPE, tmp_path, (*QUICK, f"data.root={scenes}"))
+@pytest.mark.parametrize("skip", ["[]", "[backbone]"])
+def test_training_torchrun(scenes, tmp_path, skip):
+    changes = (*QUICK, f"data.root={scenes}", f"sync_batch_norm_skip={skip}")
+    summary = summary_under_torchrun(RECIPE, tmp_path, changes)
     assert (summary["processes"], summary["val_count"]) == (2, 3)
 
 
 @pytest.mark.slow
 def test_recipe_reaches_miou(tmp_path):
-    torch.set_num_threads(2)
-    assert main(["data", "scenes", "--out", str(tmp_path / "scenes")]) == 0
-    summary = train(RECIPE, tmp_path / "run", assignments=[f"data.root={tmp_path / 'scenes'}"])
+    summary = summary_on_scenes(RECIPE, tmp_path)
     assert summary["val_count"] == 200
     assert summary["val_mIoU"] >= 50

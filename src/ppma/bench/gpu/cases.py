@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ppma.bench.gpu.assembly import LoopCost, has_scores, loop_cost
 from ppma.bench.gpu.targets import Resources, compile_for, resources
-from ppma.bench.gpu.work import Work, work_of
 from ppma.ops.backends.contract import Five
 from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
@@ -64,7 +64,15 @@ Recorder = Callable[[Five, Combine, bool], None]
 
 @dataclass(frozen=True)
 class Case:
-    """Launches worth looking at: an operator on a grid."""
+    """Launches worth looking at: an operator on a grid.
+
+    Attributes:
+        operator: its name.
+        record: launches it.
+        height: of the grid.
+        width: of the grid.
+        combines: how masks are combined with scores.
+    """
 
     operator: str
     record: Recorder
@@ -83,12 +91,13 @@ class Case:
                     yield _name(launch), launch
 
 
-# Tiles of several rows and of one; lines of one chunk and of several; one band and several.
+# Tiles of 16 and of 8 columns, tables and potentials; lines of one chunk and of several; one band and several.
 CASES = (
     Case("polyline_scan", record_scan, 14, LONGEST_CHUNK + 16, ("hadamard",)),
     Case("criss_cross_attention", record_criss_cross, 14, 56, COMBINES),
     Case("polyline_attention", record_attention, 14, 14, COMBINES),
-    Case("polyline_attention", record_attention, 56, 56, COMBINES),
+    Case("polyline_attention", record_attention, 7, 7, COMBINES),
+    Case("polyline_attention", record_attention, 56, 72, COMBINES),
     Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("hadamard",)),
 )
 
@@ -107,6 +116,7 @@ def _name(launch: Launch) -> str:
         words += ["transposed only"] if "grad_a" in a and a["grad_a"] is None else []
     elif "COLS" in a and "ROWS" in a:
         words.append(f"{a['ROWS']}x{a['COLS']}")
+        words += ["tables"] if a.get("TABLES") else []
     if "CHUNK" in a:
         words.append(f"chunks of {a['CHUNK']}")
     if "MIXED" in a:
@@ -116,13 +126,19 @@ def _name(launch: Launch) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel: its resources on each target, and its work for a token of a head."""
+    """A kernel.
+
+    Attributes:
+        operator: that launches it.
+        kernel: with what distinguishes its variants.
+        resources: on each target.
+        costs: of a score on each target; None for kernels without scores, and without matrix units.
+    """
 
     operator: str
     kernel: str
     resources: dict[str, Resources]
-    work: Work
-    tokens: int
+    costs: dict[str, LoopCost | None]
 
 
 def rows(
@@ -136,14 +152,15 @@ def rows(
         dtype: of the values.
         operators: "polyline_scan", "criss_cross_attention", "polyline_attention", "linear_attention"; None for all.
     """
-    targets, wanted = list(targets), None if operators is None else set(operators)
+    targets = list(targets)
     seen: set[tuple[str, str]] = set()
     for case in CASES:
-        if wanted is not None and case.operator not in wanted:
+        if operators is not None and case.operator not in operators:
             continue
         for name, launch in case.launches(d, dtype):
             if (case.operator, name) in seen:
                 continue
             seen.add((case.operator, name))
-            taken = {target: resources(compile_for(launch, target)) for target in targets}
-            yield Row(case.operator, name, taken, work_of(launch), 8 * 4 * case.height * case.width)
+            compiled = {target: compile_for(launch, target) for target in targets}
+            costs = {target: loop_cost(one, launch) if has_scores(launch) else None for target, one in compiled.items()}
+            yield Row(case.operator, name, {target: resources(one) for target, one in compiled.items()}, costs)

@@ -8,24 +8,29 @@ from ppma.progress import Progress
 
 
 def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Report, bool]:
-    """Registers, shared memory and spills of every kernel, and whether any spills; `dtype` is its name in torch."""
+    """What the compiler makes of every kernel, and whether any spills.
+
+    Args:
+        targets: names of `targets.TARGETS`.
+        channels: of a head.
+        dtype: of the values, its name in torch.
+    """
     report = Report(
-        f"Kernels for heads of {channels} channels, {dtype}: "
-        "registers of a thread / shared memory / spilled bytes of a thread",
-        ["operator", "kernel", *targets, "bytes/token", "FLOP/token"],
-        notes=["Compiled ahead of time, nothing was run. Bytes and FLOPs are for a token of a head."],
+        f"Kernels for heads of {channels} channels, {dtype}: registers of a thread, spilled bytes if any, occupancy, "
+        "instructions a score (special functions)",
+        ["operator", "kernel", *targets],
+        notes=["Compiled ahead of time, nothing was run. Instructions are those of the inner loop, padding included."],
     )
     spilled = False
     with Progress("compiling the kernels"):
         compiled = list(cases.rows(targets, channels, getattr(torch, dtype)))
     for row in compiled:
-        taken: list[Value] = []
+        cells: list[Value] = []
         for target in targets:
-            found = row.resources[target]
-            spilled |= found.spilled > 0
-            taken.append(f"{found.registers} / {found.shared / 1024:.1f} KB / {found.spilled}")
-        work = row.work
-        report.rows.append(
-            [row.operator, row.kernel, *taken, round(work.bytes / row.tokens), round(work.matrix / row.tokens)]
-        )
+            taken, cost = row.resources[target], row.costs[target]
+            spilled |= taken.spilled > 0
+            text = f"{taken.registers}, {taken.spilled} spilled" if taken.spilled else f"{taken.registers}"
+            text += f", {taken.occupancy(target):.0%}"
+            cells.append(text if cost is None else f"{text}, {cost.instructions:.1f} ({cost.special:.2f})")
+        report.rows.append([row.operator, row.kernel, *cells])
     return report, spilled

@@ -16,6 +16,7 @@ from ppma.ops.backends.triton.launch import Launch
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
@@ -39,16 +40,59 @@ class _Driver:
 
 
 @dataclass(frozen=True)
+class Multiprocessor:
+    """What the programs on one multiprocessor (a compute unit of AMD's) share.
+
+    Attributes:
+        registers: of all threads, 32 bits each.
+        granule: registers of a warp are given out in multiples of this.
+        warps: the most that can be resident.
+        programs: the most that can be resident.
+        shared: bytes of shared memory.
+        reserved: bytes of shared memory that the system takes for each program.
+    """
+
+    registers: int = 65_536
+    granule: int = 256
+    warps: int = 64
+    programs: int = 32
+    shared: int = 228 << 10
+    reserved: int = 1 << 10
+
+
+MULTIPROCESSORS = {
+    "sm_80": Multiprocessor(shared=164 << 10),
+    "sm_89": Multiprocessor(warps=48, programs=24, shared=100 << 10),
+    "sm_90": Multiprocessor(),
+    "sm_100": Multiprocessor(),
+    "gfx942": Multiprocessor(4 * 512 * 64, 8 * 64, 32, 32, 64 << 10, 0),
+}
+
+
+@dataclass(frozen=True)
 class Resources:
     """What one program of a compiled kernel takes.
 
-    `registers` are those of a thread, `shared` the bytes of shared memory, `spilled` the bytes of a thread's registers
-    that live in memory instead.
+    Attributes:
+        registers: of a thread.
+        shared: bytes of shared memory.
+        spilled: bytes of a thread's registers that live in memory instead.
+        threads: of a program.
     """
 
     registers: int
     shared: int
     spilled: int
+    threads: int
+
+    def occupancy(self, target: str) -> float:
+        """Warps that fit a multiprocessor, over the most that it takes."""
+        unit, lanes = MULTIPROCESSORS[target], TARGETS[target].warp_size
+        warps = self.threads // lanes
+        of_warp = -(-self.registers * lanes // unit.granule) * unit.granule
+        by_registers = unit.registers // (of_warp * warps)
+        by_shared = unit.shared // max(1, self.shared + unit.reserved)
+        return min(by_registers, by_shared, unit.programs, unit.warps // warps) * warps / unit.warps
 
 
 @contextlib.contextmanager
@@ -72,25 +116,26 @@ def compile_for(launch: Launch, target: str) -> Any:
 
 def resources(compiled: Any) -> Resources:
     """Read registers, shared memory and spills back from a compiled kernel."""
-    shared = compiled.metadata.shared
+    shared, threads = compiled.metadata.shared, compiled.metadata.num_warps * compiled.metadata.target.warp_size
     if "cubin" in compiled.asm:
-        return _cuda_resources(compiled.asm["cubin"], shared)
+        return _cuda_resources(compiled.asm["cubin"], shared, threads)
     # Scalar registers spill to lanes of vector registers; only the private segment is memory.
     registers, memory = (
         int(_find(rf"\.{name}:\s*(\d+)", compiled.asm["amdgcn"]))
         for name in ("vgpr_count", "private_segment_fixed_size")
     )
-    return Resources(registers, shared, memory)
+    return Resources(registers, shared, memory, threads)
 
 
-def _cuda_resources(cubin: bytes, shared: int) -> Resources:
+def _cuda_resources(cubin: bytes, shared: int, threads: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     # Our kernels have no arrays, so a stack frame is spilled registers.
-    return Resources(int(_find(r"REG:(\d+)", usage)), shared, int(_find(r"STACK:(\d+)", usage)))
+    registers, stack = (int(_find(rf"{name}:(\d+)", usage)) for name in ("REG", "STACK"))
+    return Resources(registers, shared, stack, threads)
 
 
 def _find(pattern: str, text: str) -> str:

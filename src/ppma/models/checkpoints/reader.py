@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def native(self) -> bool:
-        """Whether it is a file of ours, with a configuration in the metadata."""
+        """Whether it is in our format, with a configuration in the metadata."""
         return keys.CONFIG_KEY in self.metadata
 
     @property

@@ -1,7 +1,7 @@
-"""The one dispatcher: which backend runs an operator.
+"""The dispatcher: selects the backend of an operator.
 
-A backend is a module that follows `ppma.ops.backends.contract.Backend`, imported when it is first asked for. Backends
-never import one another.
+A backend is a module that follows `ppma.ops.backends.contract.Backend`, imported on first use. Backends never import
+one another.
 """
 
 import contextlib
@@ -42,21 +42,21 @@ _MODULES = {
     "native": "ppma.ops.backends.native",
     "triton": "ppma.ops.backends.triton",
 }
-# "auto" takes the first that can serve the device.
+# "auto" takes the first that supports the tensors.
 _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
 
-_EXCLUDED = "it is excluded here"
+_EXCLUDED = "it is excluded in this context"
 _excluded: ContextVar[frozenset[str]] = ContextVar("excluded", default=frozenset())
 
 
 def excluded() -> frozenset[str]:
-    """The backends that are not used now."""
+    """The backends excluded in this context."""
     return _excluded.get()
 
 
 @contextlib.contextmanager
 def excluding(*names: str) -> Iterator[None]:
-    """Do without these backends inside the context: to compare them, or to find a fault."""
+    """Exclude backends inside the context, to compare them or to find a fault."""
     token = _excluded.set(_excluded.get() | set(names))
     try:
         yield
@@ -94,7 +94,7 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, 
     """The backend that runs `operator` on tensors of this device and dtype, with a key-padding mask if `padded`.
 
     Raises:
-        BackendUnavailableError: `name` is not "auto" and that backend cannot serve such tensors.
+        BackendUnavailableError: `name` is not "auto" and that backend does not support such tensors.
     """
     if name != "auto":
         reason = _unsupported_reason(name, operator, device, dtype, padded)
@@ -116,8 +116,8 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, 
 def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None) -> Any:
     """Run an operator of `torch.ops.ppma`; device and dtype of the first argument select the backend.
 
-    A backend may find out only now that it cannot (a kernel that does not compile on an unknown device, a head too
-    wide); then "auto" warns once and takes PyTorch instead.
+    Some limits show only when a kernel runs (it does not compile for an unknown device, a head is too wide); then
+    "auto" warns once and uses PyTorch.
     """
     padding = {} if valid is None else {"valid": valid}
     backend = resolve(name, operator, arguments[0].device, arguments[0].dtype, bool(padding))
@@ -131,19 +131,19 @@ def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None)
 
 
 def compose(name: str, operator: str, *arguments: Any) -> Any:
-    """Run a part of a block that PyTorch's own operations can do as well: a convolution, rotary embeddings.
+    """Run an operation that has a native kernel and a composition of PyTorch operations: convolution, rotary split.
 
-    The native kernels run eagerly. PyTorch's operations run wherever a graph is captured, which must not depend on a
-    library that its reader may lack; under `torch.func`, forward mode and autocast; and where the chosen backend has no
+    The kernels run in eager mode. The composition runs in captured graphs, which must not depend on a library that may
+    be missing where they are loaded; under `torch.func`, forward mode and autocast; and where the chosen backend has no
     such kernel ("reference", "triton", a convolution of another size).
 
     Args:
-        name: the backend as the user chose it.
+        name: the backend that the user chose.
         operator: its name in the contract.
-        arguments: of the operator; the first tensor decides on the backend.
+        arguments: of the operator; device and dtype of the first tensor select the backend.
 
     Raises:
-        BackendUnavailableError: `name` is "native" and cannot serve such tensors.
+        BackendUnavailableError: `name` is "native", which does not support such tensors.
     """
     if kernels_serve(name, operator, *arguments):
         try:
@@ -155,7 +155,7 @@ def compose(name: str, operator: str, *arguments: Any) -> Any:
 
 
 def kernels_serve(name: str, operator: str, *arguments: Any) -> bool:
-    """Whether a native kernel runs in `compose`; arguments as there."""
+    """Whether `compose` runs a native kernel; arguments as in `compose`."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     x = tensors[0]
     if name not in ("auto", "native") or captured() or autocast_dtype(x.device) is not None:
@@ -168,7 +168,7 @@ def kernels_serve(name: str, operator: str, *arguments: Any) -> bool:
 
 
 def captured() -> bool:
-    """Whether a graph is being captured or a transform of `torch.func` is at work."""
+    """Whether a graph is being captured or a transform of `torch.func` is active."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 

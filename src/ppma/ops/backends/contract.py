@@ -1,4 +1,4 @@
-"""What a backend is: a module with these functions. It may lack some; the dispatcher then takes another."""
+"""The contract of a backend: a module with these functions, some of which it may lack."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,12 +22,12 @@ class Backend(Protocol):
     backward function takes the gradient of the output first and returns the gradients of the tensors in their order.
 
     `valid` is a boolean (B, H, W), False at keys that take no part (`ppma.ops.padding`), passed only if there is one: a
-    backend without that parameter is not asked.
+    backend without that parameter is passed over.
     """
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why tensors of this device and dtype cannot be served, or None."""
+        """Why tensors of this device and dtype are not supported, or None."""
 
     @staticmethod
     def polyline_scan(x: Tensor, log_decays: Sequence[Tensor], paths: NdPaths) -> Tensor:
@@ -115,3 +115,16 @@ class Backend(Protocol):
         packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q and k, and v (B, N, heads, d), of a packed (B, N, 3 * heads * d); differentiable by itself."""
+
+    @staticmethod
+    def fused_linear(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor | None,
+        norm_eps: float | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        rotated: int,
+        packed: dict[str, Tensor],
+    ) -> Tensor:
+        """As `ppma.ops.fused_linear.fused_linear`; a backend may keep packed copies of the weight in `packed`."""

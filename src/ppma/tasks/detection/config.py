@@ -25,10 +25,14 @@ class DetectorConfig:
         mask_convolutions: number of convolutions in the mask head.
         background_outputs: whether the box regression and the masks have outputs for the background, which nothing
             reads; torchvision has them, MMDetection does not.
+        initial_weights: "mmdetection" draws those of the pyramid and the box head from Xavier's uniform distribution,
+            those of the classifier with standard deviation 0.01 and of the box regression with 0.001; "torchvision"
+            leaves them as its layers initialise them.
         anchor_sizes: side of the square anchor of each of the five levels, in pixels.
         exact_anchors: keep the corners of anchors unrounded and place them by the levels' strides; torchvision rounds
             corners to pixels and divides the size of the image by that of the level, which is 61 for stride 64 at
             800 pixels.
+        padding_anchors: train on anchors in the padding that makes the images of a batch equally large.
         clip_shrinking: limit how much a box regression shrinks a region to a factor of 16 / 1000, as it limits growth
             to 1000 / 16; torchvision limits growth only.
         keep_tiny_boxes: keep detections of any size, and proposals with any positive size; torchvision drops
@@ -39,12 +43,11 @@ class DetectorConfig:
         candidates: proposals of each level before NMS in evaluation; None for `proposals`.
         proposals_train: proposals of an image after NMS in training.
         proposals: proposals of an image after NMS in evaluation.
-        low_quality_iou: minimum IoU of the anchors that learn an object because no other anchor overlaps it more; None
-            for no minimum.
+        low_quality_iou: minimum IoU at which the best anchors of an object are positive although below 0.7; None for no
+            minimum.
         region_samples: proposals of an image that the heads are trained on in each step.
         box_loss_beta: where the smooth L1 loss of box regressions changes from quadratic to linear; 0 for the L1 loss.
-        binary_masks: sample the masks to learn at the centres of pixels and round them to 0 or 1; torchvision keeps
-            fractions.
+        binary_masks: align mask targets to the centres of pixels and round them to 0 or 1; torchvision does neither.
         short_side: length of the shorter side of images in evaluation.
         long_side: maximum length of the longer side; an image that would exceed it is scaled to it instead.
         resize: "torchvision" rounds scaled sizes down and interpolates normalised values; "mmdetection" rounds sizes to
@@ -59,8 +62,10 @@ class DetectorConfig:
     box_channels: int = 1024
     mask_convolutions: int = 4
     background_outputs: bool = True
+    initial_weights: Literal["torchvision", "mmdetection"] = "torchvision"
     anchor_sizes: tuple[int, int, int, int, int] = (32, 64, 128, 256, 512)
     exact_anchors: bool = False
+    padding_anchors: bool = True
     clip_shrinking: bool = False
     keep_tiny_boxes: bool = False
     sampling_ratio: int = 2
@@ -106,7 +111,9 @@ class DetectorConfig:
         """
         theirs: dict[str, Any] = {
             "background_outputs": False,
+            "initial_weights": "mmdetection",
             "exact_anchors": True,
+            "padding_anchors": False,
             "clip_shrinking": True,
             "keep_tiny_boxes": True,
             "sampling_ratio": 0,

@@ -13,7 +13,6 @@ from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report
 from ppma.data.preprocessing import image_tensor
 from ppma.models import Checkpoint
-from ppma.models.export import backbone_in
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import (
     DrawingOptions,
@@ -61,6 +60,9 @@ def predict(
 ) -> Iterator[Prediction]:
     """Detect instances and draw them; see `Task.predict`."""
     model, _, classes = load_detector(checkpoint)
+    # Detections below the threshold suppress none above it, and each mask takes the memory of an image. The heads
+    # compare with ">", hence the margin.
+    model.roi_heads.score_thresh = max(model.roi_heads.score_thresh, options.threshold - 1e-4)
     for path, picture, target in open_pictures(images, options.out, report):
         (found,) = model([image_tensor(picture)])
         kept = found["scores"] >= options.threshold
@@ -81,9 +83,17 @@ def _rows(instances: list[dict[str, Any]]) -> list[str]:
 
 
 def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:
-    """Return the backbone's output, see `ppma.tasks.base.Task.probe`: rounding decides which boxes survive NMS."""
-    model, *_ = load_detector(checkpoint)
-    return backbone_in(model).to(images.dtype).forward_features(images)
+    """Return the outputs (B, n) of all heads, of the image as a region, see `ppma.tasks.base.Task.probe`.
+
+    They change little with rounding; which detections survive NMS may change.
+    """
+    model = load_detector(checkpoint)[0].to(images.dtype)
+    levels, heads = model.backbone(images), model.roi_heads
+    regions = [images.new_tensor([[0, 0, images.shape[-1], images.shape[-2]]])] * len(images)
+    objectness, deltas = model.rpn.head(list(levels.values()))
+    scores, boxes = heads.box_predictor(heads.box_head(heads.box_roi_pool(levels, regions)))
+    masks = heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(levels, regions)))
+    return torch.cat([part.flatten(1) for part in (*objectness, *deltas, scores, boxes, masks)], 1)
 
 
 def exportable(checkpoint: Checkpoint, **_: Any) -> NoReturn:

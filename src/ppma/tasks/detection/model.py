@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -25,11 +23,13 @@ from ppma.tasks.dense.backbone import (
 from ppma.tasks.dense.cost import Cost, count
 from ppma.tasks.detection.config import DetectorConfig
 from ppma.tasks.detection.regions import (
-    ExactAnchors,
+    ASPECT_RATIOS,
     ForegroundBoxPredictor,
     ForegroundMaskPredictor,
     LimitedMatcher,
+    ProposalHead,
     ProposalNetwork,
+    PyramidAnchors,
     PyramidRoIAlign,
     RegionHeads,
     SymmetricBoxCoder,
@@ -38,7 +38,6 @@ from ppma.tasks.detection.scaling import ImageScaling
 
 LEVELS = ("0", "1", "2", "3")  # torchvision's names of the four stages; "pool" is the fifth level
 BOX_GRID, MASK_GRID = 7, 14
-ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
 
 
 class PyramidBackbone(nn.Module):
@@ -95,6 +94,19 @@ class PolylineMaskRCNN(GeneralizedRCNN):
             rpn.box_coder, heads.box_coder = (SymmetricBoxCoder(part.box_coder.weights) for part in (rpn, heads))
         super().__init__(backbone, rpn, heads, ImageScaling(detector, mean, std))
         self.detector = detector
+        if detector.initial_weights == "mmdetection":
+            self._initialise()
+
+    def _initialise(self) -> None:
+        """Reset the weights that MMDetection starts differently from torchvision."""
+        box_head, predictor = self.roi_heads.box_head, self.roi_heads.box_predictor
+        convolutions = [layer for layer in self.backbone.fpn.modules() if isinstance(layer, nn.Conv2d)]
+        for layer in (*convolutions, box_head.fc6, box_head.fc7):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        for layer, std in ((predictor.cls_score, 0.01), (predictor.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
 
     def no_weight_decay(self) -> set[str]:
         """See `PolylineBackbone.no_weight_decay`."""
@@ -106,11 +118,9 @@ class PolylineMaskRCNN(GeneralizedRCNN):
 
 
 def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> ProposalNetwork:
-    sizes, ratios = [(size,) for size in detector.anchor_sizes], [ASPECT_RATIOS] * len(strides)
-    anchors = ExactAnchors(sizes, ratios, strides) if detector.exact_anchors else AnchorGenerator(sizes, ratios)
     rpn = ProposalNetwork(
-        anchor_generator=anchors,
-        head=RPNHead(detector.channels, len(ASPECT_RATIOS)),
+        anchor_generator=PyramidAnchors(detector.anchor_sizes, strides, exact=detector.exact_anchors),
+        head=ProposalHead(detector.channels, len(ASPECT_RATIOS)),
         fg_iou_thresh=0.7,
         bg_iou_thresh=0.3,
         batch_size_per_image=256,
@@ -122,6 +132,7 @@ def _proposal_network(detector: DetectorConfig, strides: tuple[int, ...]) -> Pro
         post_nms_top_n={"training": detector.proposals_train, "testing": detector.proposals},
         nms_thresh=0.7,
         beta=detector.box_loss_beta,
+        padding_anchors=detector.padding_anchors,
     )
     if detector.low_quality_iou is not None:
         rpn.proposal_matcher = LimitedMatcher(0.7, 0.3, least=detector.low_quality_iou)

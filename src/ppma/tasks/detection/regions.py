@@ -12,44 +12,46 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes, roi_align
 
+ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
 _CELLS = 14  # regions of fewer cells of the finest level are pooled from it: 56 pixels for stride 4
 
 
-class ExactAnchors(AnchorGenerator):
-    """Anchors with unrounded corners, placed by the strides of the levels.
+def at_least_float32(x: Tensor) -> Tensor:
+    """Undo autocast: bfloat16 has steps of 4 pixels at 1000 pixels."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class PyramidAnchors(AnchorGenerator):
+    """Anchors of the levels of a pyramid, one size and `ASPECT_RATIOS` for each.
 
     Args:
-        sizes: sides of the anchors of each level.
-        aspect_ratios: height / width of the anchors of each level.
+        sizes: side of the square anchor of each level, in pixels.
         strides: stride of each level in pixels.
+        exact: see `DetectorConfig.exact_anchors`.
     """
 
-    def __init__(
-        self, sizes: Sequence[tuple[int, ...]], aspect_ratios: Sequence[tuple[float, ...]], strides: Sequence[int]
-    ) -> None:
-        super().__init__(sizes, aspect_ratios)
-        self.strides = strides
+    def __init__(self, sizes: Sequence[int], strides: Sequence[int], *, exact: bool) -> None:
+        self.strides, self.exact = strides, exact
+        super().__init__([(size,) for size in sizes], [ASPECT_RATIOS] * len(sizes))
 
-    def generate_anchors(
-        self,
-        scales: Sequence[float],
-        aspect_ratios: Sequence[float],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-    ) -> Tensor:
+    def generate_anchors(self, scales: Sequence[int], aspect_ratios: Sequence[float], *_: Any) -> Tensor:
         """Anchors (ratios * scales, 4) around the origin."""
-        device = device or torch.device("cpu")
-        height = torch.tensor(aspect_ratios, dtype=dtype, device=device).sqrt()
-        sides = torch.tensor(scales, dtype=dtype, device=device)
+        height = torch.tensor(aspect_ratios, dtype=torch.float32, device="cpu").sqrt()
+        sides = torch.tensor(scales, dtype=torch.float32, device="cpu")
         width, height = ((factor[:, None] * sides).flatten() for factor in (1 / height, height))
-        return torch.stack((-width, -height, width, height), 1) / 2
+        anchors = torch.stack((-width, -height, width, height), 1) / 2
+        return anchors if self.exact else anchors.round()
+
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().set_cell_anchors(torch.promote_types(dtype, torch.float32), device)
 
     def grid_anchors(self, grid_sizes: list[list[int]], strides: list[list[Tensor]]) -> list[Tensor]:
-        """Anchors of each level, (H * W * anchors, 4), row by row; `strides` of the caller are ignored."""
-        return super().grid_anchors(grid_sizes, [[stride, stride] for stride in self.strides])
+        """Anchors of each level, (H * W * ratios, 4), row by row."""
+        nominal = [[stride, stride] for stride in self.strides]
+        return super().grid_anchors(grid_sizes, nominal if self.exact else strides)
 
 
 class PyramidRoIAlign(nn.Module):
@@ -151,17 +153,46 @@ class ForegroundMaskPredictor(MaskRCNNPredictor):
         return F.pad(super().forward(x), (0, 0, 0, 0, 1, 0))
 
 
+class ProposalHead(RPNHead):
+    """torchvision's head of the proposal network; outputs are float32 under autocast."""
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        logits, deltas = super().forward(x)
+        return [at_least_float32(level) for level in logits], [at_least_float32(level) for level in deltas]
+
+
+def _inside(anchors: Tensor, masks: Tensor) -> Tensor:
+    """Which anchors (n, 4) have their centre in an image of the size of `masks`, padded to a multiple of 32."""
+    height, width = (-(-side // 32) * 32 for side in masks.shape[-2:])
+    centres = (anchors[:, :2] + anchors[:, 2:]) / 2
+    return (centres < centres.new_tensor((width, height)) - 0.5).all(1)  # centres are whole, but for rounding
+
+
 class ProposalNetwork(RegionProposalNetwork):
-    """torchvision's region proposal network with a configurable box loss.
+    """torchvision's region proposal network with a configurable loss.
 
     Args:
         beta: where the box loss changes from quadratic to linear; 0 for the L1 loss.
+        padding_anchors: see `DetectorConfig`.
         arguments: see `RegionProposalNetwork`.
     """
 
-    def __init__(self, *, beta: float, **arguments: Any) -> None:
+    def __init__(self, *, beta: float, padding_anchors: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.beta = beta
+        self.beta, self.padding_anchors = beta, padding_anchors
+
+    def assign_targets_to_anchors(
+        self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Labels (1 object, 0 background, -1 neither) and boxes to learn, for the anchors of each image."""
+        if self.padding_anchors:
+            return super().assign_targets_to_anchors(anchors, targets)
+        chosen = [_inside(of_image, target["masks"]) for of_image, target in zip(anchors, targets, strict=True)]
+        found = super().assign_targets_to_anchors([a[i] for a, i in zip(anchors, chosen, strict=True)], targets)
+        labels, boxes = [a.new_full((len(a),), -1) for a in anchors], [torch.zeros_like(a) for a in anchors]
+        for index, inside in enumerate(chosen):
+            labels[index][inside], boxes[index][inside] = found[0][index], found[1][index]
+        return labels, boxes
 
     def compute_loss(
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
@@ -243,6 +274,7 @@ class RegionHeads(RoIHeads):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Boxes (n, 4), scores (n,) and labels (n,) of each image, best first."""
         counts = [len(of_image) for of_image in proposals]
+        class_logits, box_regression = at_least_float32(class_logits), at_least_float32(box_regression)
         decoded = self.box_coder.decode(box_regression, proposals).reshape(*class_logits.shape, 4)
         detections: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
         for boxes, scores, shape in zip(

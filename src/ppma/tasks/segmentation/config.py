@@ -23,10 +23,12 @@ class ScoringConfig:
 
     Attributes:
         data: see `SegmentationDataConfig`.
+        decoder: see `DecoderConfig`.
         test: see `InferenceConfig`.
     """
 
     data: SegmentationDataConfig
+    decoder: DecoderConfig
     test: InferenceConfig
 
     def __post_init__(self) -> None:

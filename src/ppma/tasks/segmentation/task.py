@@ -14,12 +14,13 @@ from ppma.data.segmentation import SegmentationImages, class_names
 from ppma.data.segmentation_transforms import train_transform
 from ppma.tasks.base import Task
 from ppma.tasks.dense.inference import DrawingOptions, collate
-from ppma.tasks.dense.weights import save_model, starting_backbone
+from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.inference import with_histogram
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import UPerNet, cost
+from ppma.tasks.segmentation.weights import convert_segmenter, save_segmenter
 
 
 def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0, mean: str = "labelled") -> Tensor:
@@ -51,6 +52,7 @@ class Segmentation(Task[SegmentationConfig]):
     evaluation = staticmethod(inference.evaluation)
     predict = staticmethod(inference.predict)
     exportable = staticmethod(inference.exportable)
+    convert = staticmethod(convert_segmenter)
 
     @functools.cached_property
     def classes(self) -> tuple[str, ...]:
@@ -88,4 +90,4 @@ class Segmentation(Task[SegmentationConfig]):
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, UPerNet)
-        save_model(model, path, model.backbone, "backbone.", self.config, self.classes)
+        save_segmenter(model, path, self.config, self.classes)

@@ -1,4 +1,6 @@
-"""Full attention: both combines, all paths, tiles of several rows and of parts of a row."""
+"""Full attention: both combines, all paths, several tiles, tables and potentials."""
+
+import sys
 
 import pytest
 import torch
@@ -13,8 +15,13 @@ from triton_cases import (
 )
 
 import ppma
+import ppma.ops.backends.triton
+from ppma.bench import unmasked
+from ppma.ops.backends.triton import potentials
 from ppma.ops.backends.triton.configs import attention_tile
 from ppma.testing import outputs_and_gradients
+
+attention = sys.modules["ppma.ops.backends.triton.attention"]
 
 
 @pytest.mark.parametrize("paths", PATHS)
@@ -27,15 +34,15 @@ def test_one_tile(combine, paths):
 @pytest.mark.parametrize(
     ("grid", "combine", "tile"),
     [
-        ((9, 8), "hadamard", (8, 8)),  # two tiles below each other
-        ((3, 17), "logit", (2, 32)),  # two tiles of other columns
-        ((2, 65), "hadamard", (2, 32)),  # three tiles across
-        ((1, 60), "logit", (1, 64)),  # one row for all tokens
+        ((9, 8), "hadamard", (2, 8)),  # five tiles below each other
+        ((3, 17), "logit", (4, 8)),  # three tiles of other columns
+        ((1, 65), "hadamard", (1, 16)),  # five tiles across, too wide for tables
+        ((1, 16), "logit", (1, 16)),  # one row for all tokens
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32])
 def test_several_tiles(grid, combine, tile, dtype):
-    assert attention_tile(*grid) == tile
+    assert attention_tile(*grid, None, dtype, 16) == tile
     assert_kernels_accurate(ppma.polyline_attention, attention_inputs(grid, dtype), combine=combine)
 
 
@@ -44,6 +51,28 @@ def test_several_tiles(grid, combine, tile, dtype):
 def test_half_precision(combine, dtype):
     inputs = attention_inputs((4, 5), dtype, heads=2, d=20, dv=9)
     assert_kernels_accurate(ppma.polyline_attention, inputs, combine=combine)
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_scale_not_positive(combine, scale):
+    """The kernel of "hadamard" looks for the largest unscaled score."""
+    assert_kernels_accurate(ppma.polyline_attention, attention_inputs((2, 3)), combine=combine, scale=scale)
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_without_tables(combine, monkeypatch):
+    monkeypatch.setattr(potentials, "LONGEST_TABLE", 0)
+    assert_kernels_accurate(ppma.polyline_attention, attention_inputs((4, 5)), combine=combine)
+
+
+def test_without_mask():
+    """The baseline that the cost of the mask is measured against."""
+    q, k, v, *decays = attention_inputs((3, 5))
+    out = torch.empty_like(v)
+    mask = attention.make_mask(q, v, *decays, "hadamard")
+    attention.masked_forward(q, k, v, mask, out, None, None, "hadamard", None, q.shape[-1] ** -0.5)
+    torch.testing.assert_close(out, unmasked.without_mask(q, k, v))
 
 
 def test_widest_head():

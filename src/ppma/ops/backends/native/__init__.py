@@ -6,6 +6,7 @@ from ppma.ops.backends.native import library
 from ppma.ops.backends.native.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.native.depthwise import depthwise_conv
+from ppma.ops.backends.native.fused_linear import fused_linear
 from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.native.rotary import rotary_split
 from ppma.ops.backends.native.scan import polyline_scan, polyline_scan_backward
@@ -14,6 +15,7 @@ __all__ = [
     "criss_cross_attention",
     "criss_cross_attention_backward",
     "depthwise_conv",
+    "fused_linear",
     "linear_attention",
     "linear_attention_backward",
     "polyline_attention",
@@ -26,7 +28,7 @@ __all__ = [
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """It serves float32 on the CPU, where the library was built."""
+    """None for float32 on the CPU, if the library was built."""
     if device.type != "cpu":
         return "the native kernels run on the CPU"
     if dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""Log-decays as the scan kernels want them, decays of the edges of the grid: csrc/decays.cpp."""
+"""The decays of the edges of the grid, as the scan kernels take them: csrc/decays.cpp."""
 
 from ctypes import POINTER, c_int, c_int64, c_void_p
 
@@ -16,7 +16,7 @@ def edge_decays(log_decay: Tensor, axis: int) -> Tensor:
     """Decays of the edges along grid axis `axis`, contiguous, float32, 0 on the edges outside the grid.
 
     Args:
-        log_decay: (B, heads, *grid); what stands at index 0 of the axis may be anything.
+        log_decay: (B, heads, *grid); index 0 of the axis is never read.
         axis: counted among the grid axes.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Finds and loads the shared library of the kernels, once for each instruction set, and calls into it.
+"""Finds, loads and calls the shared library of the kernels, one for each instruction set.
 
 torch is imported first, so that the library's OpenMP runtime is the copy that torch has already loaded: a second one in
 the process would compete with it for the cores.
@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads() -> int:
-    """How many threads a kernel may use now."""
+    """The number of threads that a kernel may use."""
     return 1 if _forked else torch.get_num_threads()
 
 
@@ -100,9 +100,9 @@ def unsupported_reason() -> str | None:
 
 
 def address(tensor: Tensor, shape: Sequence[int]) -> int:
-    """Where the data of a tensor begins that a kernel will take for float32 of this shape, in any strides.
+    """The address of a float32 tensor of this shape, in any strides.
 
-    Every pointer that a kernel gets comes from here: a kernel cannot check, and would read or write past the end. The
+    Every pointer passed to a kernel comes from here: a kernel cannot check, and would read or write past the end. The
     tensor must stay alive during the call.
 
     Raises:
@@ -117,7 +117,7 @@ def address(tensor: Tensor, shape: Sequence[int]) -> int:
 
 
 def contiguous_address(tensor: Tensor, shape: Sequence[int]) -> int:
-    """`address` for a kernel that takes the numbers to lie side by side."""
+    """`address` for a kernel that expects a contiguous tensor."""
     if not tensor.is_contiguous():
         raise ValueError(f"native kernels: expected a contiguous tensor, got strides {tensor.stride()}")
     return address(tensor, shape)
@@ -146,10 +146,9 @@ def view(tensor: Tensor, shape: Sequence[int]) -> bytes:
 
 
 class Kernel:
-    """A function of the library that is in use at the time of the call.
+    """A function of the library in use at the time of the call.
 
-    Structures are passed as the bytes that they consist of: a `struct.pack` takes a tenth of the time in which ctypes
-    builds nested structures.
+    Structures are passed as bytes: `struct.pack` takes a fraction of the time that nested ctypes structures take.
     """
 
     def __init__(self, name: str, *argument_types: Any) -> None:

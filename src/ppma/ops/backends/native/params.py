@@ -16,7 +16,7 @@ class AttentionParams:
     """`struct AttentionParams`. Keeps its tensors alive.
 
     Args:
-        q: (B, heads, H, W, d); channels that do not lie side by side are copied, and nothing else.
+        q: (B, heads, H, W, d); copied only if the channels are not contiguous.
         k: (B, heads, H, W, d).
         v: (B, heads, H, W, dv).
         log_alpha: (B, heads, H, W).

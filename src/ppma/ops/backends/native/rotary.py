@@ -25,7 +25,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool) -> Non
     groups, rest = divmod(channels, cos.shape[-1])
     if rest or x.stride(-1) != 1 or out.stride(-1) != 1:
         raise ValueError(
-            f"native kernels: expected channels side by side, a multiple of {cos.shape[-1]}, "
+            f"native kernels: expected contiguous channels, a multiple of {cos.shape[-1]}, "
             f"got shape {tuple(x.shape)}, strides {x.stride()} and {out.stride()}"
         )
     angles = (tokens, cos.shape[-1])

@@ -55,11 +55,17 @@ def _longs(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
 
 @dataclass(frozen=True)
 class Stage:
-    """One call of a kernel: the grid axis of the columns and that of the rows of the planes."""
+    """One call of a kernel on planes of two grid axes.
+
+    Attributes:
+        mode: `enum Mode` of csrc/plane_scan.h.
+        rows: the grid axis along which rows are counted, scanned by columns.
+        columns: the grid axis along which columns are counted; None for planes of a single column.
+    """
 
     mode: int
-    rows: int  # the axis that the rows are counted along, scanned by columns
-    columns: int | None  # None: planes of a single column
+    rows: int
+    columns: int | None
 
     @property
     def axes(self) -> list[int]:

@@ -1,9 +1,9 @@
-"""Plain PyTorch, any device and dtype: the backend that always works."""
+"""The PyTorch backend: plain PyTorch operations on any device and dtype."""
 
 import torch
 
 from ppma.ops.backends.pytorch.attention import polyline_attention, polyline_attention_backward
-from ppma.ops.backends.pytorch.block import depthwise_conv, rotary_split
+from ppma.ops.backends.pytorch.block import depthwise_conv, fused_linear, rotary_split
 from ppma.ops.backends.pytorch.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.pytorch.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.pytorch.scan import polyline_scan, polyline_scan_backward
@@ -12,6 +12,7 @@ __all__ = [
     "criss_cross_attention",
     "criss_cross_attention_backward",
     "depthwise_conv",
+    "fused_linear",
     "linear_attention",
     "linear_attention_backward",
     "polyline_attention",
@@ -24,5 +25,5 @@ __all__ = [
 
 
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """It serves everything."""
+    """None: it supports everything."""
     return None

@@ -31,9 +31,11 @@ def _tiles(heads: int, height: int, width: int) -> Iterator[tuple[slice, slice]]
 
 @dataclass
 class _LineMatrices:
-    """Line matrices of a batch of heads, and the sums of their gradients.
+    """Line matrices of a batch of heads, or the sums of their gradients.
 
-    `rows` is [i, j, l] = row(i)[j, l], (B, H, W, W); `columns` is [i, k, l] = col(l)[i, k], (B, H, H, W).
+    Attributes:
+        rows: (B, H, W, W), entry [i, j, l] is row(i)[j, l].
+        columns: (B, H, H, W), entry [i, k, l] is col(l)[i, k].
     """
 
     rows: Tensor
@@ -94,8 +96,8 @@ def _softmax(logits: Tensor, stats: Tensor) -> Tensor:
     return weights.div_(total)
 
 
-def _softmax_again(logits: Tensor, stats: Tensor) -> Tensor:
-    """What `_softmax` returned, from what it saved."""
+def _softmax_from_stats(logits: Tensor, stats: Tensor) -> Tensor:
+    """The result of `_softmax`, recomputed from the statistics that it saved."""
     top, total = (part.flatten(1)[..., None] for part in stats)
     return logits.sub_(top).exp_().div_(total)
 
@@ -193,7 +195,7 @@ def polyline_attention_backward(
             weights = torch.zeros_like(scores)
             for number, path in enumerate(path_list):
                 logits = _logits(scores, tile, lines.factors(path, heads, rows))
-                p = _softmax_again(logits, flat_stats[2 * number : 2 * number + 2, heads, rows])
+                p = _softmax_from_stats(logits, flat_stats[2 * number : 2 * number + 2, heads, rows])
                 weighted = p * grad_map
                 grad_logits = weighted - p * weighted.sum(-1, keepdim=True)
                 grad_lines.accumulate(path, heads, rows, grad_logits.view(tile))
@@ -202,7 +204,7 @@ def polyline_attention_backward(
             weights /= len(path_list)
         else:
             # O = (P * M) V with M = sum of the paths: dS = P (dP - rowsum(P dP)), dP = G M, d log M_path = P G M_path.
-            p = _softmax_again(scores, flat_stats[:, heads, rows])
+            p = _softmax_from_stats(scores, flat_stats[:, heads, rows])
             weighted = p * grad_map
             grad_scores = torch.zeros_like(scores)
             weights = torch.zeros_like(scores)

@@ -1,4 +1,4 @@
-"""The parts of a block around the attention, of PyTorch's own operations."""
+"""The operations of a block around the attention, composed of PyTorch operations."""
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,29 @@ def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
 def rotary_split(
     packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, k (rotated) and v; see `ppma.ops.rotary.rotary_split`."""
+    """Rotated q and k, and v; see `ppma.ops.rotary.rotary_split`."""
     qkv = packed.unflatten(-1, (3, heads, -1))
     q, k = rotate(qkv[:, :, :2], cos[:, None, None], sin[:, None, None]).unbind(2)
     return q, k, qkv[:, :, 2]
+
+
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    norm_eps: float | None,
+    rotary: tuple[Tensor, Tensor] | None,
+    rotated: int,
+    packed: dict[str, Tensor],
+) -> Tensor:
+    """`residual + rotate(linear(normalise(x)))`; see `ppma.ops.fused_linear.fused_linear`."""
+    out = F.linear(x if norm_eps is None else F.layer_norm(x, x.shape[-1:], eps=norm_eps), weight, bias)
+    if rotary is not None:
+        cos, sin = (table[:, None] for table in rotary)
+        heads = out[:, :rotated].unflatten(-1, (-1, 2 * cos.shape[-1])).unflatten(0, (-1, len(cos)))
+        out = torch.cat((rotate(heads, cos, sin).flatten(0, 1).flatten(1), out[:, rotated:]), -1)
+    return out if residual is None else residual + out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class _LineAttention:
         grad_softmax = grad_weights if self.mask is None else grad_weights * self.mask
         weighted = self.softmax * grad_softmax
         grad_scores = weighted - self.softmax * weighted.sum(-1, keepdim=True)
-        # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
+        # "hadamard": d log mask = softmax * mask * G; "logit": the log mask is added to the score.
         grad_log_mask = grad_scores if self.mask is None else weighted
         return (
             (grad_scores @ self.k).mul_(self.scale),

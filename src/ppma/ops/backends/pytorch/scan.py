@@ -58,7 +58,7 @@ def _line_scan_backward(grad: Tensor, x: Tensor, decay: Tensor, axis: int) -> tu
 
 
 def polyline_scan(x: Tensor, log_decays: list[Tensor], paths: NdPaths) -> Tensor:
-    """X (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
+    """`x` (B, heads, *grid, C), log_decays (B, heads, *grid) each -> like x."""
     dtype = compute_dtype(x.dtype)
     decays = [log_decay.exp().to(dtype).unsqueeze(-1) for log_decay in log_decays]
     total: Tensor | None = None

@@ -1,36 +1,83 @@
 """Full attention with the mask: fused forward and backward, nothing of size N x N, no atomics."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from ppma.ops.backends.triton.attention_kernels import attention_backward as backward_kernel
-from ppma.ops.backends.triton.attention_kernels import attention_delta, attention_forward
-from ppma.ops.backends.triton.configs import attention_configs, attention_tile
-from ppma.ops.backends.triton.launch import Config, check_channels, launch, padded, upcast
-from ppma.ops.backends.triton.potentials import Slots, gradient, potentials
-from ppma.ops.backends.triton.tiles import field
+from ppma.ops.backends.triton.attention_kernels import attention_forward
+from ppma.ops.backends.triton.configs import Tile, attention_configs, attention_tile
+from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
+from ppma.ops.backends.triton.potentials import Slots, gradients, potentials, tables
+from ppma.ops.backends.triton.tiles import Field, field, padding_plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions, Paths
 
 
-def _launch(kernel: Any, kind: str, like: Tensor, dv: int, mode: str, band: int | None, **arguments: Any) -> None:
+class Mask(NamedTuple):
+    """Where kernels read the mask.
+
+    Attributes:
+        alpha: decay matrices of the rows, (B, heads, H, W, padded W), or potentials along them, (1, B, heads, H, W).
+        beta: the same of the columns, (B, heads, H, H, padded W) or (1, B, heads, H, W).
+        tables: which of the two.
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    tables: bool
+
+
+def _tile(like: Tensor, dv: int, band: int | None) -> Tile:
+    return attention_tile(like.shape[2], like.shape[3], band, like.dtype, padded(max(like.shape[-1], dv)))
+
+
+def make_mask(q: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, mode: str) -> Mask:
+    """Tables for softmax attentions, whose O(N^2) work they relieve of exponentials, unless they would be too large."""
+    found = None if mode == "linear" else tables(log_alpha, log_beta, mode, _tile(q, v.shape[-1], None).cols)
+    if found is not None:
+        return Mask(*found, tables=True)
+    return Mask(*potentials(log_alpha, log_beta, mode), tables=False)
+
+
+def _launch(
+    kernel: Any,
+    kind: str,
+    like: Tensor,
+    dv: int,
+    mask: Mask,
+    valid: Tensor | None,
+    mode: str,
+    band: int | None,
+    **arguments: Any,
+) -> None:
     """Run a kernel with one program for each tile of tokens of each head."""
     batch, heads, height, width, d = like.shape
-    rows, cols = attention_tile(height, width, band)
+    tile = _tile(like, dv, band)
+    configs = attention_configs(kind, like.dtype, tile, padded(max(d, dv)))
+    # Where tiles reach beyond the grid: tables have no decay for columns there, so a log mask tells.
+    ragged_columns = width % tile.cols != 0 and not (mask.tables and (mode == "logit" or kind == "keys"))
+    ragged_rows = kind != "keys" and any(height % config.constants["OTHER_ROWS"] for config in configs)
     launch(
         kernel,
-        (batch * heads * triton.cdiv(height, rows) * triton.cdiv(width, cols),),
-        attention_configs(kind, like.dtype, width, padded(max(d, dv))),
+        (batch * heads * triton.cdiv(height, tile.rows) * triton.cdiv(width, tile.cols),),
+        configs,
+        alpha=Field(mask.alpha, None) if mask.tables else field(mask.alpha),
+        beta=Field(mask.beta, None) if mask.tables else field(mask.beta),
+        octets=triton.cdiv(width, tile.cols) * tile.cols // 8,
         heads=heads,
         H=height,
         W=width,
         band=band or height,
         MODE=mode,
-        ROWS=rows,
-        COLS=cols,
+        TABLES=mask.tables,
+        valid=None if valid is None else padding_plane(valid, heads),
+        CHECK=ragged_columns or ragged_rows or valid is not None,
+        ROWS=tile.rows,
+        COLS=tile.cols,
+        OTHER_COLS=tile.cols,
         D=d,
         DV=dv,
         BLOCK_D=padded(d),
@@ -44,15 +91,15 @@ def masked_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
+    mask: Mask,
     out: Tensor,
     stats: Tensor | None,
     first: Tensor | None,
     mode: str,
-    paths: Paths,
+    paths: Paths | None,
     scale: float,
     band: int | None = None,
+    valid: Tensor | None = None,
 ) -> None:
     """One of the kernel's modes.
 
@@ -60,47 +107,46 @@ def masked_forward(
         q: (B, heads, H, W, d).
         k: (B, heads, H, W, d).
         v: (B, heads, H, W, dv).
-        alpha: potentials along the rows, (1, B, heads, H, W).
-        beta: potentials along the columns, (1, B, heads, H, W).
+        mask: of `make_mask`.
         out: receives the output, (B, heads, H, W, dv).
         stats: receives the largest logit and the sum of each softmax, (2 * softmaxes, B, heads, H, W); None for
-            "linear".
+            "linear" and where no gradient is needed.
         first: receives the output of the first of two softmaxes, (B, heads, H, W, dv); else None.
         mode: "hadamard", "logit" or "linear".
-        paths: "v2h", "h2v" or "2d".
-        scale: factor on the scores.
+        paths: "v2h", "h2v" or "2d"; None for no mask, to measure what it costs.
+        scale: factor on the scores, positive for "hadamard".
         band: how many grid rows see each other, counted from the top; None for all.
+        valid: (B, H, W), False at keys that take no part; None for all.
     """
     _launch(
         attention_forward,
         "forward",
         q,
         v.shape[-1],
+        mask,
+        valid,
         mode,
         band,
         q=field(q),
         k=field(k),
         v=field(v),
-        alpha=field(alpha),
-        beta=field(beta),
         out=field(out),
         first=None if first is None else field(first),
         stats=None if stats is None else field(stats),
         scale=scale,
-        V2H=paths != "h2v",
-        H2V=paths != "v2h",
+        V2H=paths in ("v2h", "2d"),
+        H2V=paths in ("h2v", "2d"),
     )
 
 
-def potential_slots(height: int, width: int, paths: Paths, band: int | None) -> int:
+def potential_slots(q: Tensor, v: Tensor, paths: Paths, band: int | None) -> int:
     """How many slots `masked_backward` takes for what the potentials along one axis receive.
 
     A path is near from one side, which takes a slot for the fixed token and one for each tile across for the corners of
     the paths along the rows (along the columns only those for the corners), and far from the other side, which takes
     one along the columns: the same number for both axes.
     """
-    across = triton.cdiv(width, attention_tile(height, width, band)[1])
-    return (2 if paths == "2d" else 1) * (1 + across)
+    return (2 if paths == "2d" else 1) * (1 + triton.cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols))
 
 
 def masked_backward(
@@ -108,26 +154,27 @@ def masked_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
+    mask: Mask,
+    out: Tensor | None,
     stats: Tensor | None,
-    delta: Tensor | None,
+    first: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor],
-    alpha_slots: Slots,
-    beta_slots: Slots,
+    alpha_slots: Slots | None,
+    beta_slots: Slots | None,
     mode: str,
-    paths: Paths,
+    paths: Paths | None,
     scale: float,
     band: int | None = None,
+    valid: Tensor | None = None,
 ) -> None:
     """Gradients of `masked_forward`: one launch for the queries' side, one for the keys'.
 
-    Arguments are those of `masked_forward`. `grad` is the gradient of the output, (B, heads, H, W, dv); `delta` has
-    for each softmax the row sums of the output times its gradient, (softmaxes, B, heads, H, W); `grads` receive the
-    gradients of q, k and v, the slots those of the potentials along the rows and the columns.
+    Arguments are those of `masked_forward`. `grad` is the gradient of the output, (B, heads, H, W, dv); `grads` receive
+    the gradients of q, k and v, the slots those of the potentials along the rows and the columns.
     """
-    across = triton.cdiv(q.shape[3], attention_tile(q.shape[2], q.shape[3], band)[1])
-    v2h, h2v = paths != "h2v", paths != "v2h"
+    across = triton.cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols)
+    v2h, h2v = paths in ("v2h", "2d"), paths in ("h2v", "2d")
+    norms = None if stats is None else field(torch.empty_like(stats))
     for key_side in (False, True):
         near, far = (h2v, v2h) if key_side else (v2h, h2v)
         _launch(
@@ -135,22 +182,24 @@ def masked_backward(
             "keys" if key_side else "queries",
             q,
             v.shape[-1],
+            mask,
+            valid,
             mode,
             band,
             fixed_a=field(k if key_side else q),
             fixed_b=field(v if key_side else grad),
             other_a=field(q if key_side else k),
             other_b=field(grad if key_side else v),
+            out=None if out is None or key_side else field(out),
+            first=None if first is None or key_side else field(first),
             stats=None if stats is None else field(stats),
-            delta=None if delta is None else field(delta),
-            alpha=field(alpha),
-            beta=field(beta),
+            norms=norms,
             grad_a=field(grads[1] if key_side else grads[0]),
             grad_b=field(grads[2]) if key_side else None,
-            alpha_own=alpha_slots.take(1) if near else None,
-            alpha_corner=alpha_slots.take(across) if near else None,
-            beta_own=beta_slots.take(1) if far else None,
-            beta_corner=beta_slots.take(across) if near else None,
+            alpha_own=alpha_slots.take(1) if alpha_slots and near else None,
+            alpha_corner=alpha_slots.take(across) if alpha_slots and near else None,
+            beta_own=beta_slots.take(1) if beta_slots and far else None,
+            beta_corner=beta_slots.take(across) if beta_slots and near else None,
             scale=scale,
             NEAR=near,
             FAR=far,
@@ -158,17 +207,33 @@ def masked_backward(
         )
 
 
+def _positive_scale(q: Tensor, options: AttentionOptions) -> tuple[Tensor, float, float]:
+    """Queries, scale and the factor that both were changed by: the kernel takes the largest unscaled score."""
+    combine, _, scale, _ = options
+    if combine == "logit" or scale > 0:
+        return q, scale, 1.0
+    factor = -1.0 if scale < 0 else 0.0
+    return q * factor, -scale or 1.0, factor
+
+
 def polyline_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward; see `Backend.polyline_attention`."""
-    combine, paths, scale, _ = options
+    """Forward; see `Backend.polyline_attention`. Logits of "hadamard" are saved without their scale."""
     check_channels(q, v)
+    q, scale, _ = _positive_scale(q, options)
     out = heads_last_empty(v, v.shape[-1])
     stats = torch.empty((2 * options.softmaxes, *q.shape[:-1]), dtype=torch.float32, device=q.device)
     first = torch.empty((options.softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
-    alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)
-    masked_forward(q, k, v, alpha, beta, out, stats, first[0] if len(first) else None, combine, paths, scale)
+    mask = make_mask(q, v, log_alpha, log_beta, options.combine)
+    kept = (stats, first[0] if len(first) else None) if options.save else (None, None)
+    masked_forward(q, k, v, mask, out, *kept, options.combine, options.paths, scale, valid=valid)
     return out, stats, first
 
 
@@ -183,36 +248,19 @@ def polyline_attention_backward(
     stats: Tensor,
     first: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
-    combine, paths, scale, _ = options
     check_channels(q, v)  # as forward: what another backend saved would not be of use here
-    batch, heads, height, width, dv = v.shape
-    delta = torch.empty((stats.shape[0] // 2, *q.shape[:-1]), dtype=torch.float32, device=q.device)
-    rows, cols = attention_tile(height, width, None)
-    launch(
-        attention_delta,
-        (batch * heads * triton.cdiv(height, rows) * triton.cdiv(width, cols),),
-        [Config(4)],
-        grad=field(grad),
-        out=field(out),
-        first=field(first[0]) if len(first) else None,
-        delta=field(delta),
-        heads=heads,
-        H=height,
-        W=width,
-        ROWS=rows,
-        COLS=cols,
-        DV=dv,
-        BLOCK_DV=padded(dv),
-    )
-    grads = tuple(heads_last_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    alpha, beta = potentials(log_alpha, 3, combine), potentials(log_beta, 2, combine)
-    slots = potential_slots(height, width, paths, None)
+    q, scale, factor = _positive_scale(q, options)
+    grads = heads_last_empty(q, q.shape[-1]), heads_last_empty(k, k.shape[-1]), heads_last_empty(v, v.shape[-1])
+    mask = make_mask(q, v, log_alpha, log_beta, options.combine)
+    slots = potential_slots(q, v, options.paths, None)
     alpha_slots, beta_slots = Slots(slots, log_alpha), Slots(slots, log_beta)
-    masked_backward(grad, q, k, v, alpha, beta, stats, delta, grads, alpha_slots, beta_slots, combine, paths, scale)
-    return (
-        *grads,
-        gradient(alpha_slots.buffer, 3, log_alpha.dtype),
-        gradient(beta_slots.buffer, 2, log_beta.dtype),
-    )
+    masked_backward(
+        grad, q, k, v, mask, out, stats, first[0] if len(first) else None, grads, alpha_slots, beta_slots,
+        options.combine, options.paths, scale, valid=valid,
+    )  # fmt: skip
+    if factor != 1.0:
+        grads[0].mul_(factor)
+    return *grads, *gradients(alpha_slots.buffer, beta_slots.buffer, log_alpha.dtype)

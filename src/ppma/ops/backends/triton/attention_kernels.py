@@ -1,341 +1,423 @@
 """Flash attention with the polyline path mask, tiled by grid rows.
 
-A program keeps a tile of tokens fixed, ROWS grid rows of COLS columns, and walks over the other tokens in tiles that
-are part of one grid row. Between a fixed token (i, j) and another (k, l) there are two paths:
+A program keeps a tile of tokens fixed, ROWS grid rows of COLS columns, and walks over the other tokens in tiles of
+OTHER_ROWS by OTHER_COLS. Between a fixed token (i, j) and another (k, l) there are two paths:
 
     near: along row i, then along column l      far: along column j, then along row k
 
-For fixed queries "near" is V2H and "far" is H2V; for fixed keys it is the other way round, so one backward kernel
-serves both sides. What a mask needs from row i does not change while k does; from row k come only vectors. Nothing is
-gathered inside the loop, and nothing of size N x N exists.
+With A_i[j, l] the decay within row i and g[i, k, l] the decay within column l, the masks are `A_i[j, l] * g[i, k, l]`
+and `g[i, k, j] * A_k[j, l]`. For fixed queries "near" is V2H and "far" is H2V; for fixed keys it is the other way round,
+so one backward kernel serves both sides. A and g come from tables (`tables.py`), or where those would be too large from
+potentials; A_i does not change while k does. They are loaded as (ROWS, COLS, BLOCK_N), with 1 for an axis on which they
+do not depend, and `spread` to the tile (BLOCK_M, BLOCK_N) of scores.
 
 MODE says what the mask does: "hadamard" multiplies the softmax, "logit" adds its logarithm to the scores (one softmax
-for each path, averaged), "linear" multiplies the scores themselves. Tokens see those of the same `band` of grid rows;
-for a softmax the band is the grid.
+for each path, averaged), "linear" multiplies the scores themselves. Without near and far there is no mask. Tokens see
+those of the same `band` of grid rows; for a softmax the band is the grid.
 """
 
 import triton
 import triton.language as tl
 
 from ppma.ops.backends.triton.tiles import (
+    LOG2_E,
+    decay_between,
+    end_softmax,
     head_of,
+    kernel,
     load_plane,
     load_potential,
-    load_softmax,
     load_tokens,
-    log_decay,
     online_softmax,
     product,
-    scores_of,
     sign_of,
-    softmax_again,
     store_plane,
     store_tokens,
     unbounded_product,
     unless_certain,
-    with_cuts,
 )
 
 
 @triton.jit
 def grid_tile(heads, H, W, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Image and head; first row and number across of the tile; row, column and validity of its tokens."""
+    """Image and head; first row of the tile, first column, its number across; row and column of each token."""
     across = tl.cdiv(W, COLS)
     tiles = tl.cdiv(H, ROWS) * across
     batch, head = head_of(tl.program_id(0) // tiles, heads)
     tile = tl.program_id(0) % tiles
+    top, left = tile // across * ROWS, tile % across * COLS
     m = tl.arange(0, ROWS * COLS)
-    row = tile // across * ROWS + m // COLS
-    col = tile % across * COLS + m % COLS
-    return batch, head, tile // across * ROWS, tile % across, row, col, (row < H) & (col < W)
+    return batch, head, top, left, tile % across, top + m // COLS, left + m % COLS
 
 
 @triton.jit
-def near_parts(
-    alpha, beta, batch, head, top, row, col, inside, other_col, other_inside, ROWS: tl.constexpr, LOG: tl.constexpr
-):
-    """What the near mask needs of the fixed rows: the decay along them, and their column potentials."""
-    if ROWS == 1:  # one row for all fixed tokens: vectors instead of tiles
-        corner_row, corner_inside = top, other_inside[None, :]
+def tables_of(alpha, beta, octets, H, index):
+    """Where the tables of a head start. Their padded width is `octets` times 8, so that the compiler knows a factor."""
+    return alpha.data + index * H * octets * 8 * octets * 8, beta.data + index * H * H * octets * 8
+
+
+@triton.jit
+def row_decay(alpha, octets, batch, head, row, col, other_col, LOG: tl.constexpr, TABLES: tl.constexpr):
+    """A: the decay between two columns of a row. Indices lie within the grid and broadcast."""
+    if TABLES:  # alpha is the first row of the head's table
+        return tl.load(alpha + ((row * octets * 8 + col) * octets * 8 + other_col))
     else:
-        corner_row, corner_inside = row[:, None], inside[:, None] & other_inside[None, :]
-    own_high, own_low = load_potential(alpha, batch, head, row, col, inside)
-    corner_high, corner_low = load_potential(alpha, batch, head, corner_row, other_col[None, :], corner_inside)
-    along_row = log_decay(own_high[:, None], own_low[:, None], corner_high, corner_low)
-    if ROWS == 1 and not LOG:
-        along_row = tl.exp2(along_row)
-    column_high, column_low = load_potential(beta, batch, head, corner_row, other_col[None, :], corner_inside)
-    return along_row, column_high, column_low
+        high, low = load_potential(alpha, batch, head, row, col, None)
+        other_high, other_low = load_potential(alpha, batch, head, row, other_col, None)
+        return decay_between(high, low, other_high, other_low, LOG)
 
 
 @triton.jit
-def near_mask(
-    along_row, column_high, column_low, beta, batch, head, k, other_col, other_inside,
-    ROWS: tl.constexpr, LOG: tl.constexpr,
-):  # fmt: skip
-    """The near mask between the fixed tile and a tile of row k, or its natural logarithm."""
-    high, low = load_potential(beta, batch, head, k, other_col, other_inside)
-    along_column = log_decay(column_high, column_low, high[None, :], low[None, :])
-    if LOG:
-        return with_cuts(along_row + along_column)
-    if ROWS == 1:
-        return along_row * tl.exp2(along_column)
-    return tl.exp2(along_row + along_column)
+def column_decay(beta, octets, H, batch, head, row, other_row, col, LOG: tl.constexpr, TABLES: tl.constexpr):
+    """g: the decay between two rows of a column. Indices lie within the grid and broadcast."""
+    if TABLES:  # beta is the first row of the head's table
+        return tl.load(beta + ((row * H + other_row) * octets * 8 + col))
+    else:
+        high, low = load_potential(beta, batch, head, row, col, None)
+        other_high, other_low = load_potential(beta, batch, head, other_row, col, None)
+        return decay_between(high, low, other_high, other_low, LOG)
 
 
 @triton.jit
-def far_mask(own_high, own_low, alpha, beta, batch, head, k, col, inside, other_col, other_inside, LOG: tl.constexpr):
-    """The far mask between the fixed tile and a tile of row k, or its natural logarithm.
-
-    `own` are the column potentials of the fixed tokens. Far from a key is near from a query: the logarithms are the
-    same to the last bit, because differences only change their sign and the sum of two does not depend on the order.
-    """
-    high, low = load_potential(beta, batch, head, k, col, inside)
-    along_column = log_decay(own_high, own_low, high, low)
-    corner_high, corner_low = load_potential(alpha, batch, head, k, col, inside)
-    high, low = load_potential(alpha, batch, head, k, other_col, other_inside)
-    along_row = log_decay(corner_high[:, None], corner_low[:, None], high[None, :], low[None, :])
-    log_mask = along_row + along_column[:, None]
-    return with_cuts(log_mask) if LOG else tl.exp2(log_mask)
+def spread(x, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Decays that broadcast to (ROWS, COLS, BLOCK_N), as a tile of scores."""
+    return tl.reshape(tl.broadcast_to(x, (ROWS, COLS, BLOCK_N)), (ROWS * COLS, BLOCK_N))
 
 
-@triton.jit
+@kernel
 def attention_forward(
-    q, k, v, alpha, beta, out, first, stats, heads, H, W, band, scale,
-    MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
+    q, k, v, alpha, beta, valid, out, first, stats, heads, H, W, octets, band, scale,
+    MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, TABLES: tl.constexpr, CHECK: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Output, peak and total of each softmax and, of two softmaxes, the output of the first."""
+    """Output, peak and total of each softmax and, of two softmaxes, the output of the first.
+
+    Logits of "hadamard" are the products of queries and keys themselves: their scale, which is positive, is part of
+    `unit`. CHECK says that tiles reach beyond the grid where the mask does not tell. `stats` and `first` may be
+    None, and so may `valid`, 0 at keys that take no part.
+    """
     BLOCK_M: tl.constexpr = ROWS * COLS
+    BLOCK_N: tl.constexpr = OTHER_ROWS * OTHER_COLS
     LOG: tl.constexpr = MODE == "logit"
-    batch, head, top, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
+    TWO: tl.constexpr = LOG and (V2H and H2V)
+    PADDED: tl.constexpr = valid is not None
+    batch, head, top, left, _, row, col = grid_tile(heads, H, W, ROWS, COLS)
+    inside = (row < H) & (col < W)
     queries = load_tokens(q, batch, head, row, col, inside, D, BLOCK_D)
-    own_high, own_low = load_potential(beta, batch, head, row, col, inside)
+    if TABLES:
+        alpha, beta = tables_of(alpha, beta, octets, H, batch * heads + head)
+    i = tl.minimum(top + tl.arange(0, ROWS), H - 1)[:, None, None]
+    j = (left + tl.arange(0, COLS))[None, :, None]
+    j = j if TABLES else tl.minimum(j, W - 1)
+    unit = LOG2_E if LOG else scale * LOG2_E
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     second_acc, second_peak, second_total = acc, peak, total
-    for chunk in range(0, W, BLOCK_N):
-        key_col = chunk + tl.arange(0, BLOCK_N)
-        key_inside = key_col < W
+    n = tl.arange(0, BLOCK_N)
+    start = top // band * band
+    stop = tl.minimum(start + band, H)
+    for chunk in range(0, W, OTHER_COLS):
+        key_col = chunk + n % OTHER_COLS
+        c = (key_col if TABLES else tl.minimum(key_col, W - 1))[None, None, :]
         if V2H:
-            along_row, column_high, column_low = near_parts(
-                alpha, beta, batch, head, top, row, col, inside, key_col, key_inside, ROWS, LOG
-            )
-        for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
-            key = load_tokens(k, batch, head, i, key_col, key_inside, D, BLOCK_D)
-            value = load_tokens(v, batch, head, i, key_col, key_inside, DV, BLOCK_DV)
-            scores = scores_of(queries, key, scale, UPCAST)
-            if MODE != "linear":
-                scores = tl.where(key_inside[None, :], scores, float("-inf"))
+            along_row = spread(row_decay(alpha, octets, batch, head, i, j, c, LOG, TABLES), ROWS, COLS, BLOCK_N)
+        for r in range(start, stop, OTHER_ROWS):
+            key_row = r + n // OTHER_COLS
+            key_inside = (key_row < stop) & (key_col < W)
+            if PADDED:
+                key_inside = load_plane(valid, 0, batch, head, key_row, key_col, key_inside) != 0
+            if MODE == "linear" or PADDED:
+                key = load_tokens(k, batch, head, key_row, key_col, key_inside, D, BLOCK_D)
+                value = load_tokens(v, batch, head, key_row, key_col, key_inside, DV, BLOCK_DV)
+            else:  # copies of other keys in place of those outside, whose logits will be minus infinity
+                key_row, clamped = tl.minimum(key_row, stop - 1), tl.minimum(key_col, W - 1)
+                key = load_tokens(k, batch, head, key_row, clamped, None, D, BLOCK_D)
+                value = load_tokens(v, batch, head, key_row, clamped, None, DV, BLOCK_DV)
+            other = r if OTHER_ROWS == 1 else tl.minimum(key_row, stop - 1)[None, None, :]
             if V2H:
-                near = near_mask(
-                    along_row, column_high, column_low, beta, batch, head, i, key_col, key_inside, ROWS, LOG
-                )
+                near = spread(column_decay(beta, octets, H, batch, head, i, other, c, LOG, TABLES), ROWS, COLS, BLOCK_N)
             if H2V:
-                far = far_mask(own_high, own_low, alpha, beta, batch, head, i, col, inside, key_col, key_inside, LOG)
-            if MODE == "logit":
-                weights, correction, peak, total = online_softmax(scores + (near if V2H else far), peak, total)
+                far = spread(column_decay(beta, octets, H, batch, head, i, other, j, LOG, TABLES), ROWS, COLS, BLOCK_N)
+                along_other = spread(
+                    row_decay(alpha, octets, batch, head, other, j, c, LOG, TABLES), ROWS, COLS, BLOCK_N
+                )
+            # After the decays, so that the compiler keeps to the layout of the product for what follows.
+            scores = product(queries, key.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
+            if LOG:
+                if V2H:
+                    logits = tl.fma(scores, scale, along_row) + near
+                else:
+                    logits = tl.fma(scores, scale, along_other) + far
+                if CHECK:
+                    logits = tl.where(key_inside[None, :], logits, float("-inf"))
+                weights, correction, peak, total = online_softmax(logits, peak, total, unit, PADDED)
                 acc = product(weights.to(value.dtype), value, acc * correction[:, None], UPCAST)
-                if V2H and H2V:
+                if TWO:
+                    logits = tl.fma(scores, scale, along_other) + far
+                    if CHECK:
+                        logits = tl.where(key_inside[None, :], logits, float("-inf"))
                     weights, correction, second_peak, second_total = online_softmax(
-                        scores + far, second_peak, second_total
+                        logits, second_peak, second_total, unit, PADDED
                     )
                     second_acc = product(weights.to(value.dtype), value, second_acc * correction[:, None], UPCAST)
             else:
                 if MODE == "hadamard":
-                    scores, correction, peak, total = online_softmax(scores, peak, total)
+                    if CHECK:
+                        scores = tl.where(key_inside[None, :], scores, float("-inf"))
+                    scores, correction, peak, total = online_softmax(scores, peak, total, unit, PADDED)
                     acc *= correction[:, None]
                 if V2H and H2V:
-                    near += far
-                weights = scores * (near if V2H else far)
+                    scores *= along_row * near + along_other * far
+                elif V2H:
+                    scores = scores * along_row * near
+                elif H2V:
+                    scores = scores * along_other * far
                 if MODE == "linear":
-                    acc = unbounded_product(weights, value, acc, UPCAST)
+                    acc = unbounded_product(scores, value, acc, UPCAST)
                 else:
-                    acc = product(weights.to(value.dtype), value, acc, UPCAST)
+                    acc = product(scores.to(value.dtype), value, acc, UPCAST)
 
     if MODE != "linear":
+        peak, total = end_softmax(peak, total, PADDED)
         acc /= total[:, None]
-        store_plane(stats, 0, batch, head, row, col, inside, peak)
-        store_plane(stats, 1, batch, head, row, col, inside, total)
-    if MODE == "logit" and V2H and H2V:
+        if stats is not None:
+            store_plane(stats, 0, batch, head, row, col, inside, peak)
+            store_plane(stats, 1, batch, head, row, col, inside, total)
+    if TWO:
+        second_peak, second_total = end_softmax(second_peak, second_total, PADDED)
         second_acc /= second_total[:, None]
-        store_plane(stats, 2, batch, head, row, col, inside, second_peak)
-        store_plane(stats, 3, batch, head, row, col, inside, second_total)
-        store_tokens(first, batch, head, row, col, inside, acc, DV, BLOCK_DV)
+        if stats is not None:
+            store_plane(stats, 2, batch, head, row, col, inside, second_peak)
+            store_plane(stats, 3, batch, head, row, col, inside, second_total)
+            store_tokens(first, batch, head, row, col, inside, acc, DV, BLOCK_DV)
         acc = (acc + second_acc) * 0.5
     store_tokens(out, batch, head, row, col, inside, acc, DV, BLOCK_DV)
 
 
 @triton.jit
-def attention_delta(
-    grad,
-    out,
-    first,
-    delta,
-    heads,
-    H,
-    W,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """For each softmax the row sums of its output times the gradient. `first` is None where there is one softmax."""
-    batch, head, _, _, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    grads = load_tokens(grad, batch, head, row, col, inside, DV, BLOCK_DV).to(tl.float32)
-    total = tl.sum(grads * load_tokens(out, batch, head, row, col, inside, DV, BLOCK_DV).to(tl.float32), 1)
-    if first is not None:  # the output is the mean of two
-        one = tl.sum(grads * load_tokens(first, batch, head, row, col, inside, DV, BLOCK_DV), 1)
-        store_plane(delta, 1, batch, head, row, col, inside, 2 * total - one)
-        total = one
-    store_plane(delta, 0, batch, head, row, col, inside, total)
+def load_softmax(stats, norms, softmax, batch, head, row, col, mask):
+    """Peak, log2 of the total and delta of some queries; weights outside come out as 0."""
+    peak = load_plane(stats, 2 * softmax, batch, head, row, col, mask)
+    total = load_plane(norms, 2 * softmax, batch, head, row, col, mask, float("inf"))
+    return peak, total, load_plane(norms, 2 * softmax + 1, batch, head, row, col, mask)
 
 
 @triton.jit
-def load_norms(stats, delta, softmax, batch, head, row, col, inside, share, LOG: tl.constexpr):
-    """What `load_softmax` gives, and delta."""
-    peak, norm = load_softmax(stats, softmax, batch, head, row, col, inside, LOG)
-    return peak, norm, load_plane(delta, softmax, batch, head, row, col, inside) * share
+def make_norms(stats, norms, softmax, batch, head, row, col, inside, delta):
+    """Store and return what the keys' side will load; weights outside come out as 0."""
+    peak = load_plane(stats, 2 * softmax, batch, head, row, col, inside)
+    total = tl.log2(load_plane(stats, 2 * softmax + 1, batch, head, row, col, inside, float("inf")))
+    store_plane(norms, 2 * softmax, batch, head, row, col, inside, total)
+    store_plane(norms, 2 * softmax + 1, batch, head, row, col, inside, delta)
+    return peak[:, None], total[:, None], delta[:, None]
 
 
 @triton.jit
+def softmax_again(logits, peak, total, unit, taking_part, CHECK: tl.constexpr):
+    """The weights of a finished softmax; a single weight is exactly 1, because the log2 of its total is 0.
+
+    Peak and total are kept apart: in their combination, the log-sum-exp, large logits would round the total away.
+    """
+    exponent = tl.fma(logits - peak, unit, -total)
+    return tl.exp2(tl.where(taking_part, exponent, float("-inf")) if CHECK else exponent)
+
+
+@triton.jit
+def sum_of_columns(x, ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr):
+    """Sum a tile over the columns of fixed tokens and the rows of others: (ROWS, OTHER_COLS)."""
+    over_columns = tl.sum(tl.reshape(x, (ROWS, COLS, OTHER_ROWS * OTHER_COLS)), 1)
+    return tl.sum(tl.reshape(over_columns, (ROWS, OTHER_ROWS, OTHER_COLS)), 1)
+
+
+@kernel
 def attention_backward(
-    fixed_a, fixed_b, other_a, other_b, stats, delta, alpha, beta, grad_a, grad_b,
-    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, band, scale,
-    MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    UPCAST: tl.constexpr,
+    fixed_a, fixed_b, other_a, other_b, out, first, stats, norms, alpha, beta, valid, grad_a, grad_b,
+    alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, octets, band, scale,
+    MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr, TABLES: tl.constexpr,
+    CHECK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a fixed tile of queries (a = q, b = output gradient) or of keys (a = k, b = v).
 
     The gradient of a near mask goes to the potentials of the fixed token and of the corner of the path, which lies in
     the fixed row: `*_corner` has one slot for each tile across, so that no two programs write the same place. That of
-    a far mask goes to the fixed token's column potential; its other ends belong to the other side. `delta` has for
-    each softmax the row sums of the output times its gradient.
+    a far mask goes to the fixed token's column potential; its other ends belong to the other side. For each softmax
+    the queries' side stores in `norms` the log2 of the total and delta, the row sums of the output times its gradient.
     """
     BLOCK_M: tl.constexpr = ROWS * COLS
+    BLOCK_N: tl.constexpr = OTHER_ROWS * OTHER_COLS
     LOG: tl.constexpr = MODE == "logit"
-    SHARE: tl.constexpr = 0.5 if LOG and NEAR and FAR else 1.0
+    LINEAR: tl.constexpr = MODE == "linear"
+    PADDED: tl.constexpr = valid is not None
+    TWO: tl.constexpr = LOG and (NEAR and FAR)
+    SHARE: tl.constexpr = 0.5 if TWO else 1.0
     # The first softmax is that of V2H, which is far from a key.
-    NEAR_PLANE: tl.constexpr = 1 if LOG and NEAR and FAR and KEY_SIDE else 0
-    FAR_PLANE: tl.constexpr = 1 if LOG and NEAR and FAR and not KEY_SIDE else 0
-    batch, head, top, across, row, col, inside = grid_tile(heads, H, W, ROWS, COLS)
-    a = load_tokens(fixed_a, batch, head, row, col, inside, D, BLOCK_D)
-    b = load_tokens(fixed_b, batch, head, row, col, inside, DV, BLOCK_DV)
-    if MODE != "linear" and not KEY_SIDE:
-        near_peak, near_norm, near_delta = load_norms(
-            stats, delta, NEAR_PLANE, batch, head, row, col, inside, SHARE, LOG
-        )
-        near_peak, near_norm, near_delta = near_peak[:, None], near_norm[:, None], near_delta[:, None]
-        if FAR_PLANE != NEAR_PLANE:
-            far_peak, far_norm, far_delta = load_norms(
-                stats, delta, FAR_PLANE, batch, head, row, col, inside, SHARE, LOG
+    NEAR_SOFTMAX: tl.constexpr = 1 if TWO and KEY_SIDE else 0
+    FAR_SOFTMAX: tl.constexpr = 1 if TWO and not KEY_SIDE else 0
+    batch, head, top, left, across, row, col = grid_tile(heads, H, W, ROWS, COLS)
+    inside = (row < H) & (col < W)
+    real = inside
+    if PADDED and KEY_SIDE:
+        real = load_plane(valid, 0, batch, head, row, col, inside) != 0
+    if LINEAR or PADDED:
+        a = load_tokens(fixed_a, batch, head, row, col, real, D, BLOCK_D)
+        b = load_tokens(fixed_b, batch, head, row, col, real, DV, BLOCK_DV)
+    else:  # copies of other tokens in place of those outside: their weights are of use to nobody, but finite
+        a = load_tokens(fixed_a, batch, head, tl.minimum(row, H - 1), tl.minimum(col, W - 1), None, D, BLOCK_D)
+        b = load_tokens(fixed_b, batch, head, tl.minimum(row, H - 1), tl.minimum(col, W - 1), None, DV, BLOCK_DV)
+    if not (LINEAR or KEY_SIDE):
+        outputs = load_tokens(out, batch, head, row, col, inside, DV, BLOCK_DV)
+        delta = tl.sum(b.to(tl.float32) * outputs.to(tl.float32), 1)
+        if TWO:  # the output is the mean of two
+            outputs = load_tokens(first, batch, head, row, col, inside, DV, BLOCK_DV)
+            first_delta = tl.sum(b.to(tl.float32) * outputs, 1) * SHARE
+            far_peak, far_total, far_delta = make_norms(
+                stats, norms, FAR_SOFTMAX, batch, head, row, col, inside, delta - first_delta
             )
-            far_peak, far_norm, far_delta = far_peak[:, None], far_norm[:, None], far_delta[:, None]
-        else:
-            far_peak, far_norm, far_delta = near_peak, near_norm, near_delta
+            delta = first_delta
+        near_peak, near_total, near_delta = make_norms(stats, norms, NEAR_SOFTMAX, batch, head, row, col, inside, delta)
 
-    own_high, own_low = load_potential(beta, batch, head, row, col, inside)
+    if TABLES:
+        alpha, beta = tables_of(alpha, beta, octets, H, batch * heads + head)
+    rows = top + tl.arange(0, ROWS)
+    i = tl.minimum(rows, H - 1)[:, None, None]
+    j = (left + tl.arange(0, COLS))[None, :, None]
+    j = j if TABLES else tl.minimum(j, W - 1)
+    unit = LOG2_E if LOG else scale * LOG2_E
     acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     own_alpha = tl.zeros((BLOCK_M,), tl.float32)
-    own_beta = tl.zeros((BLOCK_M,), tl.float32)
-    for chunk in range(0, W, BLOCK_N):
-        other_col = chunk + tl.arange(0, BLOCK_N)
-        other_inside = other_col < W
-        valid = inside[:, None] & other_inside[None, :]
+    far_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    start = top // band * band
+    stop = tl.minimum(start + band, H)
+    for chunk in range(0, W, OTHER_COLS):
+        other_col = chunk + n % OTHER_COLS
+        c = (other_col if TABLES else tl.minimum(other_col, W - 1))[None, None, :]
         if NEAR:
-            along_row, column_high, column_low = near_parts(
-                alpha, beta, batch, head, top, row, col, inside, other_col, other_inside, ROWS, LOG
-            )
+            along_row = spread(row_decay(alpha, octets, batch, head, i, j, c, LOG, TABLES), ROWS, COLS, BLOCK_N)
             row_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             column_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for i in range(top // band * band, tl.minimum(top // band * band + band, H)):
-            oa = load_tokens(other_a, batch, head, i, other_col, other_inside, D, BLOCK_D)
-            ob = load_tokens(other_b, batch, head, i, other_col, other_inside, DV, BLOCK_DV)
-            scores = scores_of(a, oa, scale, UPCAST)
+        for r in range(start, stop, OTHER_ROWS):
+            other_row = r + n // OTHER_COLS
+            other_inside = (other_row < stop) & (other_col < W)
+            if PADDED and not KEY_SIDE:
+                other_inside = load_plane(valid, 0, batch, head, other_row, other_col, other_inside) != 0
+            if LINEAR or PADDED:
+                oa = load_tokens(other_a, batch, head, other_row, other_col, other_inside, D, BLOCK_D)
+                ob = load_tokens(other_b, batch, head, other_row, other_col, other_inside, DV, BLOCK_DV)
+            else:
+                clamped_row, clamped = tl.minimum(other_row, stop - 1), tl.minimum(other_col, W - 1)
+                oa = load_tokens(other_a, batch, head, clamped_row, clamped, None, D, BLOCK_D)
+                ob = load_tokens(other_b, batch, head, clamped_row, clamped, None, DV, BLOCK_DV)
+            scores = product(a, oa.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
             grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
-            if MODE != "linear" and KEY_SIDE:
-                near_peak, near_norm, near_delta = load_norms(
-                    stats, delta, NEAR_PLANE, batch, head, i, other_col, other_inside, SHARE, LOG
+            if KEY_SIDE and not LINEAR:
+                near_peak, near_total, near_delta = load_softmax(
+                    stats, norms, NEAR_SOFTMAX, batch, head, other_row, other_col, other_inside
                 )
-                near_peak, near_norm, near_delta = near_peak[None, :], near_norm[None, :], near_delta[None, :]
-                if FAR_PLANE != NEAR_PLANE:
-                    far_peak, far_norm, far_delta = load_norms(
-                        stats, delta, FAR_PLANE, batch, head, i, other_col, other_inside, SHARE, LOG
+                near_peak, near_total = near_peak[None, :], near_total[None, :]
+                near_delta = near_delta[None, :]
+                if TWO:
+                    far_peak, far_total, far_delta = load_softmax(
+                        stats, norms, FAR_SOFTMAX, batch, head, other_row, other_col, other_inside
                     )
-                    far_peak, far_norm, far_delta = far_peak[None, :], far_norm[None, :], far_delta[None, :]
-                else:
-                    far_peak, far_norm, far_delta = near_peak, near_norm, near_delta
-
-            weights = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                    far_peak, far_total = far_peak[None, :], far_total[None, :]
+                    far_delta = far_delta[None, :]
+            if FAR and not (TWO or LINEAR):
+                far_peak, far_total, far_delta = near_peak, near_total, near_delta
+            # Outside the grid there is no weight: padded queries have none by their total, padded keys need a check.
+            taking_part = real[:, None] if KEY_SIDE else other_inside[None, :]
+            # A mask is the product of `column` and `line`; `near` and `far` are the gradients of the log masks,
+            # `weights` is what multiplies v.
+            other = r if OTHER_ROWS == 1 else tl.minimum(other_row, stop - 1)[None, None, :]
             if NEAR:
-                near = near_mask(
-                    along_row, column_high, column_low, beta, batch, head, i, other_col, other_inside, ROWS, LOG
+                near_column = spread(
+                    column_decay(beta, octets, H, batch, head, i, other, c, LOG, TABLES), ROWS, COLS, BLOCK_N
                 )
             if FAR:
-                far = far_mask(
-                    own_high, own_low, alpha, beta, batch, head, i, col, inside, other_col, other_inside, LOG
+                far_column = spread(
+                    column_decay(beta, octets, H, batch, head, i, other, j, LOG, TABLES), ROWS, COLS, BLOCK_N
                 )
-            # From here `near` and `far` become the gradients of the log masks, and `weights` what multiplies v.
-            if MODE == "logit":
+                along_other = spread(
+                    row_decay(alpha, octets, batch, head, other, j, c, LOG, TABLES), ROWS, COLS, BLOCK_N
+                )
+            if LOG:
                 grad_scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                weights = grad_scores
                 if NEAR:
-                    softmax = softmax_again(scores + near, near_peak, near_norm, valid, LOG)
-                    near = unless_certain(softmax, softmax * (grads * SHARE - near_delta))
-                    weights += softmax * SHARE
+                    logits = tl.fma(scores, scale, along_row) + near_column
+                    softmax = softmax_again(logits, near_peak, near_total, unit, taking_part, CHECK)
+                    near = unless_certain(softmax, softmax * (grads * SHARE - near_delta), oa)
+                    weights += softmax
                     grad_scores += near
                 if FAR:
-                    softmax = softmax_again(scores + far, far_peak, far_norm, valid, LOG)
-                    far = unless_certain(softmax, softmax * (grads * SHARE - far_delta))
-                    weights += softmax * SHARE
+                    logits = tl.fma(scores, scale, along_other) + far_column
+                    softmax = softmax_again(logits, far_peak, far_total, unit, taking_part, CHECK)
+                    far = unless_certain(softmax, softmax * (grads * SHARE - far_delta), oa)
+                    weights += softmax
                     grad_scores += far
             else:
+                if not LINEAR:
+                    scores = softmax_again(scores, near_peak, near_total, unit, taking_part, CHECK)
+                if KEY_SIDE or LINEAR:
+                    if NEAR and FAR:
+                        mask = along_row * near_column + along_other * far_column
+                    elif NEAR:
+                        mask = along_row * near_column
+                    elif FAR:
+                        mask = along_other * far_column
+                    else:
+                        mask = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
+                    weights = scores * mask
+                weighted = scores * grads
                 if NEAR:
-                    weights += near
+                    near = weighted * along_row * near_column
                 if FAR:
-                    weights += far
-                if MODE == "hadamard":
-                    scores = softmax_again(scores, near_peak, near_norm, valid, LOG)
-                    grad_scores = unless_certain(scores, scores * (grads * weights - near_delta))
+                    far = weighted * along_other * far_column
+                if LINEAR:
+                    grad_scores = grads * mask
                 else:
-                    grad_scores = grads * weights
-                weights *= scores
-                grads *= scores
-                if NEAR:
-                    near *= grads
-                if FAR:
-                    far *= grads
+                    if NEAR and FAR:
+                        weighted = near + far
+                    elif NEAR:
+                        weighted = near
+                    elif FAR:
+                        weighted = far
+                    grad_scores = unless_certain(scores, weighted - scores * near_delta, oa)
 
-            if MODE == "linear":
+            if LINEAR:
                 acc_a = unbounded_product(grad_scores, oa, acc_a, UPCAST)
             else:
                 acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
-            if KEY_SIDE and MODE == "linear":
+            if KEY_SIDE and LINEAR:
                 acc_b = unbounded_product(weights, ob, acc_b, UPCAST)
             elif KEY_SIDE:
                 acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
+            if NEAR or FAR:
+                sign = sign_of(row[:, None], r if OTHER_ROWS == 1 else other_row[None, :])
             if NEAR:
                 row_sum += near
-                column_sum += near * sign_of(row, i)[:, None]
+                column_sum += near * sign
             if FAR:
-                own_beta += tl.sum(far, 1) * sign_of(row, i)
+                far_sum += far * sign
 
         if NEAR:
             row_sum *= sign_of(col[:, None], other_col[None, :])
             own_alpha += tl.sum(row_sum, 1)
-            corner_row = (top + tl.arange(0, ROWS))[:, None]
-            corner_inside = (corner_row < H) & other_inside[None, :]
-            row_sum = -tl.sum(tl.reshape(row_sum, (ROWS, COLS, BLOCK_N)), 1)
-            column_sum = tl.sum(tl.reshape(column_sum, (ROWS, COLS, BLOCK_N)), 1)
-            store_plane(alpha_corner, across, batch, head, corner_row, other_col[None, :], corner_inside, row_sum)
-            store_plane(beta_corner, across, batch, head, corner_row, other_col[None, :], corner_inside, column_sum)
+            corner_col = chunk + tl.arange(0, OTHER_COLS)[None, :]
+            corner_inside = (rows < H)[:, None] & (corner_col < W)
+            corner = -sum_of_columns(row_sum, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
+            store_plane(alpha_corner, across, batch, head, rows[:, None], corner_col, corner_inside, corner)
+            corner = sum_of_columns(column_sum, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
+            store_plane(beta_corner, across, batch, head, rows[:, None], corner_col, corner_inside, corner)
 
     if NEAR:
         store_plane(alpha_own, 0, batch, head, row, col, inside, own_alpha)
     if FAR:
-        store_plane(beta_own, 0, batch, head, row, col, inside, own_beta)
+        store_plane(beta_own, 0, batch, head, row, col, inside, tl.sum(far_sum, 1))
     store_tokens(grad_a, batch, head, row, col, inside, acc_a * scale, D, BLOCK_D)
     if KEY_SIDE:
-        store_tokens(grad_b, batch, head, row, col, inside, acc_b, DV, BLOCK_DV)
+        store_tokens(grad_b, batch, head, row, col, inside, acc_b * SHARE, DV, BLOCK_DV)

@@ -3,12 +3,14 @@
 The first configuration is the default; the others are what `PPMA_TRITON_AUTOTUNE=1` measures it against.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 
 from ppma.ops.backends.triton.launch import Config
 
-# Tokens of a tile that a program keeps fixed: four warps of sixteen rows of a matrix instruction.
+# Tokens of a line that a program keeps fixed: four warps of sixteen rows of a matrix instruction.
 BLOCK_M = 64
 
 
@@ -19,53 +21,76 @@ def line_tokens(n: int, dtype: torch.dtype, channels: int) -> int:
 
 
 def line_configs(kind: str, dtype: torch.dtype, n: int, channels: int) -> list[Config]:
-    """How to launch an attention kernel on lines of n tokens; see `attention_configs`."""
+    """How to launch an attention kernel on lines.
+
+    Args:
+        kind: "forward", or "queries", "keys", "transposed" of the backward.
+        dtype: of the values.
+        n: tokens of a line.
+        channels: of a head, padded.
+    """
     tokens = line_tokens(n, dtype, channels)
-    return _configs(kind, dtype, tokens, tokens, channels)
+    single = dtype == torch.float32
+    # Products of float32 run outside the matrix units and take twice the registers: twice the threads, or more where
+    # three products are summed.
+    crowded = kind == "keys" and channels > (16 if tokens < BLOCK_M else 32)
+    warps = tokens // 16 * ((4 if crowded else 2) if single else 1)
+    wide = kind == "forward" and not single and channels <= 32 and tokens > 16
+    pipelined = kind == "forward" and not single
+    default = Config(warps, 2 if pipelined else 1, {"BLOCK_N": 32 if wide else 16})
+    others = [Config(warps, stages, {"BLOCK_N": size}) for size in (16, 32) for stages in (1, 2)]
+    return [default, *(config for config in others if config != default)]
 
 
-def attention_tile(height: int, width: int, band: int | None = None) -> tuple[int, int]:
-    """Rows and columns of the tile of tokens that a program keeps fixed: the one with the least padding.
+class Tile(NamedTuple):
+    """The tokens that a program keeps fixed.
 
-    One row is worth a little padding, because then half of the mask comes from vectors.
+    Attributes:
+        rows: grid rows.
+        cols: columns of each, as many as of the tiles of other tokens.
+    """
+
+    rows: int
+    cols: int
+
+
+def attention_tile(height: int, width: int, band: int | None, dtype: torch.dtype, channels: int) -> Tile:
+    """The tile of tokens that a program keeps fixed: the one with the least padding, and then the widest.
 
     Args:
         height: grid rows.
         width: grid columns.
         band: grid rows that see each other, which a tile must not cross; None for all.
+        dtype: of the values.
+        channels: of a head, padded.
     """
-    shapes = [(BLOCK_M // cols, cols) for cols in (64, 32, 16, 8)]
-    fitting = [(rows, cols) for rows, cols in shapes if band is None or band % rows == 0]
-    return min(fitting, key=lambda shape: _padded_area(height, width, *shape) * (1.0 if shape[0] == 1 else 1.2))
+    # Two warps of sixteen rows of a matrix instruction; four where a row of channels is wider than a tile of scores.
+    tokens = 64 if channels == 64 and dtype != torch.float32 else 32
+    shapes = [Tile(size // cols, cols) for size in (tokens, 16) for cols in (16, 8)]
+    fitting = [shape for shape in shapes if band is None or band % shape.rows == 0]
+    return min(fitting, key=lambda shape: _padded_area(height, width, *shape))
 
 
 def _padded_area(height: int, width: int, rows: int, cols: int) -> int:
     return triton.cdiv(height, rows) * rows * triton.cdiv(width, cols) * cols
 
 
-def attention_configs(kind: str, dtype: torch.dtype, width: int, channels: int) -> list[Config]:
-    """How to launch an attention kernel on a grid.
+def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) -> list[Config]:
+    """How to launch an attention kernel on a grid: warps, and rows of a tile of other tokens.
 
     Args:
-        kind: "forward", or "queries", "keys", "transposed" of the backward.
+        kind: "forward", or "queries", "keys" of the backward.
         dtype: of the values.
-        width: grid columns.
+        tile: of fixed tokens.
         channels: of a head, padded.
     """
-    return _configs(kind, dtype, BLOCK_M, width, channels)
-
-
-def _configs(kind: str, dtype: torch.dtype, tokens: int, longest: int, channels: int) -> list[Config]:
-    single = dtype == torch.float32
-    # Products of float32 run outside the matrix units and take twice the registers: twice the threads, or more where
-    # three products are summed.
-    crowded = kind == "keys" and channels > (16 if tokens < BLOCK_M else 32)
-    warps = tokens // 16 * ((4 if crowded else 2) if single else 1)
-    wide = kind == "forward" and not single and channels <= 32 and longest > 16
-    pipelined = kind == "forward" and not single
-    default = Config(warps, 2 if pipelined else 1, {"BLOCK_N": 32 if wide else 16})
-    others = [Config(warps, stages, {"BLOCK_N": size}) for size in (16, 32) for stages in (1, 2)]
-    return [default, *(config for config in others if config != default)]
+    warps = tile.rows * tile.cols // 16
+    if dtype == torch.float32:  # products run outside the matrix units and take more registers
+        warps *= 2 if channels <= 32 else 4
+    elif channels > 64:
+        warps *= 2
+    most = 32 if kind == "forward" and channels <= 32 and dtype != torch.float32 else 16
+    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}) for size in (most, 48 - most)]
 
 
 def state_configs(reads: bool, dtype: torch.dtype, channels: int) -> list[Config]:

@@ -13,10 +13,10 @@ from torch import Tensor
 from ppma.ops.backends.triton.configs import line_configs, line_tokens
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
-from ppma.ops.backends.triton.potentials import gradient, potentials
-from ppma.ops.backends.triton.tiles import Field, field
+from ppma.ops.backends.triton.potentials import gradients, potentials
+from ppma.ops.backends.triton.tiles import Field, field, padding_plane
 from ppma.ops.layout import heads_last_empty
-from ppma.ops.options import AttentionOptions, Combine
+from ppma.ops.options import AttentionOptions
 
 COLUMNS, ROWS = 2, 3  # the axis along which a line runs
 
@@ -45,14 +45,16 @@ NO_GRADIENTS = _Gradients(None, None, None)
 class _Lines:
     """All lines along one grid axis, and the attention maps within them."""
 
-    def __init__(self, axis: int, q: Tensor, k: Tensor, log_decay: Tensor, combine: Combine, scale: float) -> None:
-        self.axis, self.q, self.k, self.combine, self.scale = axis, q, k, combine, scale
-        self.log_decay = log_decay
-        self.potential = potentials(log_decay, axis, combine)
+    def __init__(
+        self, axis: int, q: Tensor, k: Tensor, potential: Tensor, valid: Tensor | None, options: AttentionOptions
+    ) -> None:
+        self.axis, self.q, self.k, self.valid = axis, q, k, valid
+        self.combine, _, self.scale, _ = options
+        self.potential = potential
         # The largest logit and the sum of each softmax, which `apply` leaves for the gradients.
-        self.stats = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
+        self.stats = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
         # What the potentials receive from the queries and from the keys.
-        self.moved = torch.empty((2, *log_decay.shape), dtype=torch.float32, device=q.device)
+        self.moved = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
 
     def _tokens(self, tensor: Tensor | None) -> Field | None:
         """(B, heads, H, W, channels) as (B, heads, lines, positions, channels)."""
@@ -63,6 +65,11 @@ class _Lines:
     def _plane(self, tensor: Tensor) -> Field:
         """(planes, B, heads, H, W) as (planes, B, heads, lines, positions)."""
         return field(tensor if self.axis == ROWS else tensor.transpose(3, 4))
+
+    def _valid(self, heads: int) -> Field:
+        """(B, H, W) as (1, B, heads, lines, positions)."""
+        assert self.valid is not None
+        return padding_plane(self.valid if self.axis == ROWS else self.valid.transpose(1, 2), heads)
 
     def _launch(self, kernel: Any, kind: str, dv: int, **arguments: Any) -> None:
         batch, heads, *_, d = self.q.shape
@@ -75,6 +82,7 @@ class _Lines:
             (batch * heads * lines * triton.cdiv(n, tokens),),
             line_configs(kind, self.q.dtype, n, channels),
             potential=self._plane(self.potential),
+            valid=None if self.valid is None else self._valid(heads),
             stats=self._plane(self.stats),
             heads=heads,
             lines=lines,
@@ -144,7 +152,7 @@ class _Lines:
             heads_last_empty(value, value.shape[-1]),
             heads_last_empty(value, value.shape[-1]) if both else None,
         )
-        delta = torch.empty((1, *self.log_decay.shape), dtype=torch.float32, device=q.device)
+        delta = torch.empty(self.potential.shape, dtype=torch.float32, device=q.device)
         self._launch(
             line_backward,
             "queries",
@@ -195,24 +203,27 @@ class _Lines:
             KEY_SIDE=True,
         )
 
-    def log_decay_gradient(self) -> Tensor:
-        """What the last `backward` left for the log-decays."""
-        return gradient(self.moved, self.axis, self.log_decay.dtype)
-
 
 def _rows_and_columns(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, combine: Combine, scale: float
+    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions, valid: Tensor | None
 ) -> tuple[_Lines, _Lines]:
-    return _Lines(ROWS, q, k, log_alpha, combine, scale), _Lines(COLUMNS, q, k, log_beta, combine, scale)
+    alpha, beta = potentials(log_alpha, log_beta, options.combine)
+    return _Lines(ROWS, q, k, alpha, valid, options), _Lines(COLUMNS, q, k, beta, valid, options)
 
 
 def criss_cross_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
-    combine, paths, scale, _ = options
+    paths = options.paths
     check_channels(q, v)
-    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid)
     if paths == "v2h":
         return rows.apply(columns.apply(v))
     if paths == "h2v":
@@ -229,11 +240,12 @@ def criss_cross_attention_backward(
     log_alpha: Tensor,
     log_beta: Tensor,
     options: AttentionOptions,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
-    combine, paths, scale, _ = options
+    paths = options.paths
     check_channels(q, v)
-    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, combine, scale)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid)
     share = options.path_weight
     grad = grad if share == 1.0 else grad * share
     if paths == "2d":
@@ -257,4 +269,4 @@ def criss_cross_attention_backward(
     assert grads.q is not None
     assert grads.k is not None
     assert grads.value is not None
-    return grads.q, grads.k, grads.value, rows.log_decay_gradient(), columns.log_decay_gradient()
+    return grads.q, grads.k, grads.value, *gradients(rows.moved, columns.moved, log_alpha.dtype)

@@ -2,13 +2,17 @@
 
 Fields are (B, heads, lines, positions, channels) by strides: for columns the grid axes are swapped, not copied.
 A line's map of attention weights is `softmax * decay` ("hadamard") or the softmax of scores plus log decay ("logit").
+Without potentials there is no mask.
 """
 
 import triton
 import triton.language as tl
 
 from ppma.ops.backends.triton.tiles import (
+    LOG2_E,
+    end_softmax,
     head_of,
+    kernel,
     load_plane,
     load_potential,
     load_softmax,
@@ -35,20 +39,21 @@ def line_tile(heads, lines, n, BLOCK_M: tl.constexpr):
     return batch, head, index % lines, tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
 
 
-@triton.jit
+@kernel
 def line_forward(
-    q, k, v, second_v, potential, add, out, second_out, stats, heads, lines, n, scale, share,
+    q, k, v, second_v, potential, valid, add, out, second_out, stats, heads, lines, n, scale, share,
     MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
-    `second_v` and `add` may be None.
+    `second_v` and `add` may be None, and so may `valid`, 0 at keys that take no part.
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
     queries = load_tokens(q, batch, head, line, position, inside, D, BLOCK_D)
-    own_high, own_low = load_potential(potential, batch, head, line, position, inside)
+    if potential is not None:
+        own_high, own_low = load_potential(potential, batch, head, line, position, inside)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     second_acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -56,16 +61,19 @@ def line_forward(
     for start in range(0, n, BLOCK_N):
         other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
+        if valid is not None:
+            other_inside = load_plane(valid, 0, batch, head, line, other, other_inside) != 0
         key = load_tokens(k, batch, head, line, other, other_inside, D, BLOCK_D)
         value = load_tokens(v, batch, head, line, other, other_inside, DV, BLOCK_DV)
         scores = scores_of(queries, key, scale, UPCAST)
         scores = tl.where(other_inside[None, :], scores, float("-inf"))
-        high, low = load_potential(potential, batch, head, line, other, other_inside)
-        log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
-        if MODE == "logit":
-            scores += with_cuts(log_mask)
-        weights, correction, peak, total = online_softmax(scores, peak, total)
-        if MODE == "hadamard":
+        if potential is not None:
+            high, low = load_potential(potential, batch, head, line, other, other_inside)
+            log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
+            if MODE == "logit":
+                scores += with_cuts(log_mask)
+        weights, correction, peak, total = online_softmax(scores, peak, total, LOG2_E, valid is not None)
+        if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
         weights = weights.to(value.dtype)
         acc = product(weights, value, acc * correction[:, None], UPCAST)
@@ -73,6 +81,7 @@ def line_forward(
             value = load_tokens(second_v, batch, head, line, other, other_inside, DV, BLOCK_DV)
             second_acc = product(weights, value, second_acc * correction[:, None], UPCAST)
 
+    peak, total = end_softmax(peak, total, valid is not None)
     acc /= total[:, None]
     if add is not None:
         acc += load_tokens(add, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)
@@ -83,9 +92,9 @@ def line_forward(
     store_plane(stats, 1, batch, head, line, position, inside, total)
 
 
-@triton.jit
+@kernel
 def line_backward(
-    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, stats, delta,
+    fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, valid, stats, delta,
     add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale,
     MODE: tl.constexpr, KEY_SIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
@@ -99,11 +108,14 @@ def line_backward(
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
-    a = load_tokens(fixed_a, batch, head, line, position, inside, D, BLOCK_D)
+    real = inside
+    if KEY_SIDE and valid is not None:
+        real = load_plane(valid, 0, batch, head, line, position, inside) != 0
+    a = load_tokens(fixed_a, batch, head, line, position, real, D, BLOCK_D)
     if grad_a is not None:
-        b = load_tokens(fixed_b, batch, head, line, position, inside, DV, BLOCK_DV)
+        b = load_tokens(fixed_b, batch, head, line, position, real, DV, BLOCK_DV)
         if second_other_b is not None:
-            second_b = load_tokens(second_fixed_b, batch, head, line, position, inside, DV, BLOCK_DV)
+            second_b = load_tokens(second_fixed_b, batch, head, line, position, real, DV, BLOCK_DV)
     if not KEY_SIDE:
         peak, norm = load_softmax(stats, 0, batch, head, line, position, inside, LOG=False)
         peak, norm = peak[:, None], norm[:, None]
@@ -115,7 +127,8 @@ def line_backward(
         store_plane(delta, 0, batch, head, line, position, inside, row_delta)
         row_delta = row_delta[:, None]
 
-    own_high, own_low = load_potential(potential, batch, head, line, position, inside)
+    if potential is not None:
+        own_high, own_low = load_potential(potential, batch, head, line, position, inside)
     acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     second_acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -123,6 +136,8 @@ def line_backward(
     for start in range(0, n, BLOCK_N):
         other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
+        if not KEY_SIDE and valid is not None:
+            other_inside = load_plane(valid, 0, batch, head, line, other, other_inside) != 0
         oa = load_tokens(other_a, batch, head, line, other, other_inside, D, BLOCK_D)
         ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, BLOCK_DV)
         if KEY_SIDE:
@@ -131,13 +146,14 @@ def line_backward(
             if grad_a is not None:
                 row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
         scores = scores_of(a, oa, scale, UPCAST)
-        high, low = load_potential(potential, batch, head, line, other, other_inside)
-        log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
-        if MODE == "logit":
-            scores += with_cuts(log_mask)
-        softmax = softmax_again(scores, peak, norm, inside[:, None] & other_inside[None, :], LOG=False)
+        if potential is not None:
+            high, low = load_potential(potential, batch, head, line, other, other_inside)
+            log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
+            if MODE == "logit":
+                scores += with_cuts(log_mask)
+        softmax = softmax_again(scores, peak, norm, real[:, None] & other_inside[None, :], LOG=False)
         weights = softmax
-        if MODE == "hadamard":
+        if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
         if KEY_SIDE:
             acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
@@ -149,10 +165,11 @@ def line_backward(
                 if second_grad_b is not None:
                     second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
             weighted = weights * grads
-            grad_scores = unless_certain(softmax, weighted - softmax * row_delta)
+            grad_scores = unless_certain(softmax, weighted - softmax * row_delta, oa)
             # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
             grad_log_mask = weighted if MODE == "hadamard" else grad_scores
-            own_moved += tl.sum(grad_log_mask * sign_of(position[:, None], other[None, :]), 1)
+            if potential is not None:
+                own_moved += tl.sum(grad_log_mask * sign_of(position[:, None], other[None, :]), 1)
             acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
 
     if grad_a is not None:
@@ -160,7 +177,8 @@ def line_backward(
         if add_a is not None:
             acc_a += load_tokens(add_a, batch, head, line, position, inside, D, BLOCK_D).to(tl.float32)
         store_tokens(grad_a, batch, head, line, position, inside, acc_a, D, BLOCK_D)
-        store_plane(moved, 0, batch, head, line, position, inside, own_moved)
+        if potential is not None:
+            store_plane(moved, 0, batch, head, line, position, inside, own_moved)
     if KEY_SIDE:
         if add_b is not None:
             acc_b += load_tokens(add_b, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)

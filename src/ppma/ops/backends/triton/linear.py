@@ -11,10 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from ppma.ops.backends.triton.attention import masked_backward, masked_forward, potential_slots
+from ppma.ops.backends.triton.attention import Mask, make_mask, masked_backward, masked_forward, potential_slots
 from ppma.ops.backends.triton.configs import state_configs
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
-from ppma.ops.backends.triton.potentials import Slots, gradient, potentials
+from ppma.ops.backends.triton.potentials import Slots, gradients
 from ppma.ops.backends.triton.state_kernels import pass_states, read_far, read_near
 from ppma.ops.backends.triton.tiles import Field, field
 from ppma.ops.layout import heads_last_empty
@@ -69,12 +69,12 @@ class _OtherBands:
         f: (B, heads, H, W, d).
         a: (B, heads, H, W, d).
         b: (B, heads, H, W, dv).
-        alpha: potentials along the rows, (1, B, heads, H, W).
-        beta: potentials along the columns, (1, B, heads, H, W).
+        mask: potentials along the rows and the columns.
     """
 
-    def __init__(self, f: Tensor, a: Tensor, b: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        self.f, self.a, self.b, self.alpha, self.beta = f, a, b, alpha, beta
+    def __init__(self, f: Tensor, a: Tensor, b: Tensor, mask: Mask) -> None:
+        self.f, self.a, self.b = f, a, b
+        self.alpha, self.beta, _ = mask
         self.widths = (padded(f.shape[-1]), padded(b.shape[-1]))
         self.rows_tile = max(16, triton.next_power_of_2(BAND_ROWS))
 
@@ -171,14 +171,14 @@ class _OtherBands:
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, log_beta: Tensor, paths: Paths) -> Tensor:
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     check_channels(q, v)
-    alpha, beta = potentials(log_alpha, 3, "linear"), potentials(log_beta, 2, "linear")
+    mask = make_mask(q, v, log_alpha, log_beta, "linear")
     out = heads_last_empty(v, v.shape[-1])
     if q.shape[2] <= BAND_ROWS:
-        masked_forward(q, k, v, alpha, beta, out, None, None, "linear", paths, 1.0)
+        masked_forward(q, k, v, mask, out, None, None, "linear", paths, 1.0)
         return out
     total = heads_last_empty(v, v.shape[-1], torch.float32)
-    masked_forward(q, k, v, alpha, beta, total, None, None, "linear", paths, 1.0, BAND_ROWS)
-    _OtherBands(q, k, v, alpha, beta).add_to(total, near=paths != "h2v", far=paths != "v2h")
+    masked_forward(q, k, v, mask, total, None, None, "linear", paths, 1.0, BAND_ROWS)
+    _OtherBands(q, k, v, mask).add_to(total, near=paths != "h2v", far=paths != "v2h")
     return out.copy_(total)
 
 
@@ -194,26 +194,25 @@ def linear_attention_backward(
     height, width = q.shape[2:4]
     banded = height > BAND_ROWS
     band = BAND_ROWS if banded else None
-    alpha, beta = potentials(log_alpha, 3, "linear"), potentials(log_beta, 2, "linear")
+    mask = make_mask(q, v, log_alpha, log_beta, "linear")
     v2h, h2v = paths != "h2v", paths != "v2h"
-    within = potential_slots(height, width, paths, band)
+    within = potential_slots(q, v, paths, band)
     across = triton.cdiv(width, READ_COLS)
     between = (int(v2h) + int(h2v)) * (1 + across) if banded else 0
     alpha_slots, beta_slots = Slots(within + between, log_alpha), Slots(within + between, log_beta)
     dtype = torch.float32 if banded else None
     grads = tuple(heads_last_empty(tensor, tensor.shape[-1], dtype) for tensor in (q, k, v))
-    masked_backward(grad, q, k, v, alpha, beta, None, None, grads, alpha_slots, beta_slots, "linear", paths, 1.0, band)
+    masked_backward(grad, q, k, v, mask, None, None, None, grads, alpha_slots, beta_slots, "linear", paths, 1.0, band)
     if banded:
         for slots in (alpha_slots, beta_slots):
             slots.buffer[within:].zero_()
         queries = _Moved.take(alpha_slots, beta_slots, across, near=v2h, far=h2v)
         keys = _Moved.take(alpha_slots, beta_slots, across, near=h2v, far=v2h)
-        _OtherBands(grad, v, k, alpha, beta).add_to(grads[0], near=v2h, far=h2v, second=q, moved=queries)
-        _OtherBands(v, grad, q, alpha, beta).add_to(grads[1], near=h2v, far=v2h, second=k, moved=keys)
-        _OtherBands(k, q, grad, alpha, beta).add_to(grads[2], near=h2v, far=v2h)
+        _OtherBands(grad, v, k, mask).add_to(grads[0], near=v2h, far=h2v, second=q, moved=queries)
+        _OtherBands(v, grad, q, mask).add_to(grads[1], near=h2v, far=v2h, second=k, moved=keys)
+        _OtherBands(k, q, grad, mask).add_to(grads[2], near=h2v, far=v2h)
         grads = tuple(
             heads_last_empty(tensor, tensor.shape[-1]).copy_(total)
             for tensor, total in zip((q, k, v), grads, strict=True)
         )
-    grad_alpha = gradient(alpha_slots.buffer, 3, log_alpha.dtype)
-    return grads[0], grads[1], grads[2], grad_alpha, gradient(beta_slots.buffer, 2, log_beta.dtype)
+    return *grads, *gradients(alpha_slots.buffer, beta_slots.buffer, log_alpha.dtype)

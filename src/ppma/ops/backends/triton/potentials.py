@@ -4,6 +4,9 @@ Logarithms are natural where the mask is added to scores, else to base 2. A pote
 numbers. One alone is not enough: the mask needs differences of nearby potentials, however long the line and however
 strong the decays before. An edge counts at least CUT, which is a decay of 0 in every floating-point type, so sums stay
 finite; a log mask that is added to scores counts as minus infinity across such an edge (`with_cuts`).
+
+A launch does both axes: its first programs the rows, the others the columns, which are rows of fields with swapped
+axes.
 """
 
 from typing import Any
@@ -14,54 +17,137 @@ import triton.language as tl
 from torch import Tensor
 
 from ppma.ops.backends.triton.launch import Config, launch
-from ppma.ops.backends.triton.tiles import CUT, LOG2_E, Field, field, head_of, load_plane, pack_potential, store_plane
+from ppma.ops.backends.triton.tiles import (
+    CUT,
+    LOG2_E,
+    Field,
+    decay_between,
+    field,
+    head_of,
+    kernel,
+    load_plane,
+    pack_potential,
+    store_plane,
+)
 
 # The part of a line that is summed at once, and the lines of a program.
 LONGEST_CHUNK = 64
 LINES = 16
+# The longest line of a table, and the entries that a program makes at once.
+LONGEST_TABLE = 64
+TABLE_ENTRIES = 4096
 
 
 @triton.jit
-def line_tile(heads, lines, LINES: tl.constexpr):
-    """Image, head and lines of a program."""
-    blocks = tl.cdiv(lines, LINES)
-    batch, head = head_of(tl.program_id(0) // blocks, heads)
-    return batch, head, tl.program_id(0) % blocks * LINES + tl.arange(0, LINES)
+def line_tile(heads, H, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Image and head of a program, and the number of its first row or, beyond the rows, of H + its first column."""
+    row_tiles = tl.cdiv(H, ROWS)
+    tiles = row_tiles + tl.cdiv(W, COLUMNS)
+    batch, head = head_of(tl.program_id(0) // tiles, heads)
+    tile = tl.program_id(0) % tiles
+    return batch, head, tl.where(tile < row_tiles, tile * ROWS, H + (tile - row_tiles) * COLUMNS)
 
 
 @triton.jit
-def line_potentials(
-    log_decay, potential, heads, lines, n, NATURAL: tl.constexpr, LINES: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Sum the log-decays of LINES lines of one head. The edge before the first token is never read."""
-    batch, head, line = line_tile(heads, lines, LINES)
-    before = tl.zeros((LINES,), tl.float64)
+def load_edges(log_decay, batch, head, line, lines, position, n, NATURAL: tl.constexpr):
+    """Log-decays of the edges before some positions, (lines, positions). That before the first is never read."""
+    edge = (line < lines)[:, None] & ((position > 0) & (position < n))[None, :]
+    edges = load_plane(log_decay, 0, batch, head, line[:, None], position[None, :], edge).to(tl.float64)
+    if not NATURAL:
+        edges *= LOG2_E
+    return tl.where(edges < CUT, CUT, edges)  # not `maximum`, which would drop NaN
+
+
+@triton.jit
+def two_parts(total):
+    """A float64 number as the sum of two float32 numbers."""
+    high = total.to(tl.float32)
+    return high, (total - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def sum_lines(log_decay, potential, batch, head, line, lines, n, NATURAL: tl.constexpr, CHUNK: tl.constexpr):
+    before = tl.zeros(line.shape, tl.float64)
     for start in range(0, n, CHUNK):
         position = start + tl.arange(0, CHUNK)
-        inside = (line < lines)[:, None] & (position < n)[None, :]
-        edge = inside & (position > 0)[None, :]
-        edges = load_plane(log_decay, 0, batch, head, line[:, None], position[None, :], edge)
-        edges = edges.to(tl.float64)
-        if not NATURAL:
-            edges *= LOG2_E
-        edges = tl.where(edges < CUT, CUT, edges)  # not `maximum`, which would drop NaN
-        total = tl.cumsum(edges, 1) + before[:, None]
+        edges = load_edges(log_decay, batch, head, line, lines, position, n, NATURAL)
+        high, low = two_parts(tl.cumsum(edges, 1) + before[:, None])
         before += tl.sum(edges, 1)
-        high = total.to(tl.float32)
-        word = pack_potential(high, (total - high.to(tl.float64)).to(tl.float32))
+        inside = (line < lines)[:, None] & (position < n)[None, :]
+        word = pack_potential(high, low)
         store_plane(potential, 0, batch, head, line[:, None], position[None, :], inside, word)
 
 
+@kernel
+def line_potentials(
+    log_alpha, log_beta, alpha, beta, heads, H, W, NATURAL: tl.constexpr, LINES: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Potentials of LINES rows or columns of one head."""
+    batch, head, first = line_tile(heads, H, W, LINES, LINES)
+    if first < H:
+        sum_lines(log_alpha, alpha, batch, head, first + tl.arange(0, LINES), H, W, NATURAL, CHUNK)
+    else:
+        sum_lines(log_beta, beta, batch, head, first - H + tl.arange(0, LINES), W, H, NATURAL, CHUNK)
+
+
 @triton.jit
-def log_decay_gradient(parts, gradient, heads, lines, n, slots, LINES: tl.constexpr, CHUNK: tl.constexpr):
+def line_decays(log_decay, batch, head, line, lines, n, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The decay matrices of some lines, (lines, BLOCK_N, BLOCK_N)."""
+    position = tl.arange(0, BLOCK_N)
+    high, low = two_parts(tl.cumsum(load_edges(log_decay, batch, head, line, lines, position, n, LOG), 1))
+    return decay_between(high[:, :, None], low[:, :, None], high[:, None, :], low[:, None, :], LOG)
+
+
+@triton.jit
+def store_matrices(table, batch, head, i, j, l, mask, decays):
+    s = table.strides
+    tl.store(table.data + (batch * s[0] + head * s[1]) + (i * s[2] + j * s[3] + l), decays, mask=mask)
+
+
+@triton.jit
+def row_matrices(log_alpha, rows, batch, head, i, H, W, PADDED_W: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr):
+    decays = line_decays(log_alpha, batch, head, i, H, W, LOG, BLOCK)
+    i, j, l = i[:, None, None], tl.arange(0, BLOCK)[None, :, None], tl.arange(0, BLOCK)[None, None, :]
+    decays = tl.where((j < W) & (l < W), decays, -1e30 if LOG else 0.0)
+    store_matrices(rows, batch, head, i, j, l, ((i < H) & (j < PADDED_W)) & (l < PADDED_W), decays)
+
+
+@triton.jit
+def column_matrices(
+    log_beta, columns, batch, head, l, H, W, PADDED_W: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr
+):
+    decays = line_decays(log_beta, batch, head, l, W, H, LOG, BLOCK)
+    l, i, k = l[:, None, None], tl.arange(0, BLOCK)[None, :, None], tl.arange(0, BLOCK)[None, None, :]
+    store_matrices(columns, batch, head, i, k, l, ((i < H) & (k < H)) & (l < PADDED_W), decays)
+
+
+@kernel
+def mask_tables(
+    log_alpha, log_beta, rows, columns, heads, H, W, PADDED_W: tl.constexpr, LOG: tl.constexpr,
+    ROW_LINES: tl.constexpr, COLUMN_LINES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Decay matrices of some rows, rows[i, j, l], or of some columns, columns[i, k, l].
+
+    Padded columns have a decay of 0 in the rows; in the columns they have a decay.
+    """
+    batch, head, first = line_tile(heads, H, PADDED_W, ROW_LINES, COLUMN_LINES)
+    if first < H:
+        i = first + tl.arange(0, ROW_LINES)
+        row_matrices(log_alpha, rows, batch, head, i, H, W, PADDED_W, LOG, BLOCK_W)
+    else:
+        l = first - H + tl.arange(0, COLUMN_LINES)
+        column_matrices(log_beta, columns, batch, head, l, H, W, PADDED_W, LOG, BLOCK_H)
+
+
+@triton.jit
+def sum_back(parts, gradient, batch, head, line, lines, n, slots, CHUNK: tl.constexpr):
     """The log-decay of an edge moves the potentials of all tokens behind it: sum the slots, then sum from the end."""
-    batch, head, line = line_tile(heads, lines, LINES)
-    behind = tl.zeros((LINES,), tl.float64)
+    behind = tl.zeros(line.shape, tl.float64)
     chunks = tl.cdiv(n, CHUNK)
     for back in range(chunks):
         position = (chunks - 1 - back) * CHUNK + tl.arange(0, CHUNK)
         inside = (line < lines)[:, None] & (position < n)[None, :]
-        moved = tl.zeros((LINES, CHUNK), tl.float64)
+        moved = tl.zeros((line.shape[0], CHUNK), tl.float64)
         for slot in range(slots):
             moved += load_plane(parts, slot, batch, head, line[:, None], position[None, :], inside).to(tl.float64)
         total = tl.cumsum(moved, 1, reverse=True) + behind[:, None]
@@ -70,21 +156,83 @@ def log_decay_gradient(parts, gradient, heads, lines, n, slots, LINES: tl.conste
         store_plane(gradient, 0, batch, head, line[:, None], position[None, :], inside, total)
 
 
-def potentials(log_decay: Tensor, axis: int, mode: str) -> Tensor:
-    """Potentials along one axis of the grid.
+@kernel
+def log_decay_gradients(
+    alpha_parts, beta_parts, grad_alpha, grad_beta, heads, H, W, slots, LINES: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Gradients of the log-decays of LINES rows or columns of one head."""
+    batch, head, first = line_tile(heads, H, W, LINES, LINES)
+    if first < H:
+        sum_back(alpha_parts, grad_alpha, batch, head, first + tl.arange(0, LINES), H, W, slots, CHUNK)
+    else:
+        sum_back(beta_parts, grad_beta, batch, head, first - H + tl.arange(0, LINES), W, H, slots, CHUNK)
+
+
+def potentials(log_alpha: Tensor, log_beta: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    """Potentials along the rows and along the columns.
 
     Args:
-        log_decay: (B, heads, H, W), any strides.
-        axis: 2 for lines along H, 3 for lines along W.
-        mode: of the kernel that reads them; "logit" adds logarithms to natural scores, the others want decays.
+        log_alpha: (B, heads, H, W), any strides.
+        log_beta: (B, heads, H, W), any strides.
+        mode: of the kernel that reads them; "logit" adds logarithms to natural scores, the others multiply by decays.
 
     Returns:
-        (1, B, heads, H, W) int64: two float32 numbers each; see `pack_potential`.
+        Two (1, B, heads, H, W) int64 tensors: two float32 numbers each; see `pack_potential`.
     """
-    out = torch.empty((1, *log_decay.shape), dtype=torch.int64, device=log_decay.device)
-    lines = _lines(log_decay[None], axis)
-    _launch(line_potentials, lines, log_decay=field(lines), potential=field(_lines(out, axis)), NATURAL=mode == "logit")
-    return out
+    alpha, beta = torch.empty((2, 1, *log_alpha.shape), dtype=torch.int64, device=log_alpha.device).unbind(0)
+    _launch(
+        line_potentials,
+        log_alpha,
+        log_alpha=field(log_alpha[None]),
+        log_beta=_swapped(log_beta[None]),
+        alpha=field(alpha),
+        beta=_swapped(beta),
+        NATURAL=mode == "logit",
+    )
+    return alpha, beta
+
+
+def tables(log_alpha: Tensor, log_beta: Tensor, mode: str, cols: int) -> tuple[Tensor, Tensor] | None:
+    """The decay matrices of all rows and of all columns, or None where lines are too long for tables.
+
+    Args:
+        log_alpha: (B, heads, H, W), any strides.
+        log_beta: (B, heads, H, W), any strides.
+        mode: of the kernel that reads them.
+        cols: columns of its tiles; the last axis of the tables is padded to a multiple.
+
+    Returns:
+        rows[..., i, j, l], (B, heads, H, padded W, padded W), with no decay in the padding, and columns[..., i, k, l],
+        (B, heads, H, H, padded W); float32.
+    """
+    batch, heads, height, width = log_alpha.shape
+    if max(height, width) > LONGEST_TABLE:
+        return None
+    wide = triton.cdiv(width, cols) * cols
+    device = log_alpha.device
+    rows = torch.empty((batch, heads, height, wide, wide), dtype=torch.float32, device=device)
+    columns = torch.empty((batch, heads, height, height, wide), dtype=torch.float32, device=device)
+    block_h, block_w = max(2, triton.next_power_of_2(height)), triton.next_power_of_2(wide)
+    row_lines, column_lines = (max(1, min(16, TABLE_ENTRIES // block**2)) for block in (block_w, block_h))
+    launch(
+        mask_tables,
+        (batch * heads * (triton.cdiv(height, row_lines) + triton.cdiv(wide, column_lines)),),
+        [Config(warps=4)],
+        log_alpha=field(log_alpha[None]),
+        log_beta=_swapped(log_beta[None]),
+        rows=field(rows),
+        columns=field(columns),
+        heads=heads,
+        H=height,
+        W=width,
+        PADDED_W=wide,
+        LOG=mode == "logit",
+        ROW_LINES=row_lines,
+        COLUMN_LINES=column_lines,
+        BLOCK_H=block_h,
+        BLOCK_W=block_w,
+    )
+    return rows, columns
 
 
 class Slots:
@@ -99,39 +247,46 @@ class Slots:
         return field(self.buffer[start : self._taken])
 
 
-def gradient(parts: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
-    """Gradient of the log-decays from what the potentials received.
+def gradients(alpha_parts: Tensor, beta_parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gradients of the log-decays from what the potentials received.
 
     Args:
-        parts: (slots, B, heads, H, W) float32, contiguous; the slots are summed.
-        axis: 2 for lines along H, 3 for lines along W.
-        dtype: of the result.
+        alpha_parts: (slots, B, heads, H, W) float32, contiguous; the slots are summed.
+        beta_parts: the same.
+        dtype: of the results.
 
     Returns:
-        (B, heads, H, W) contiguous, zero for the edges outside the grid.
+        Two (B, heads, H, W) contiguous, zero for the edges outside the grid.
     """
-    out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
-    lines = _lines(out[None], axis)
-    parts = _lines(parts, axis)
-    _launch(log_decay_gradient, lines, parts=field(parts), gradient=field(lines), slots=parts.shape[0])
-    return out
+    # Not parts of one tensor: an operator must not return views of its own making.
+    grad_alpha, grad_beta = (torch.empty(alpha_parts.shape[1:], dtype=dtype, device=alpha_parts.device) for _ in "ab")
+    _launch(
+        log_decay_gradients,
+        grad_alpha,
+        alpha_parts=field(alpha_parts),
+        beta_parts=_swapped(beta_parts),
+        grad_alpha=field(grad_alpha[None]),
+        grad_beta=_swapped(grad_beta[None]),
+        slots=alpha_parts.shape[0],
+    )
+    return grad_alpha, grad_beta
 
 
-def _launch(kernel: Any, tensor: Tensor, **arguments: Any) -> None:
-    _, batch, heads, lines, n = tensor.shape
+def _launch(kernel: Any, like: Tensor, **arguments: Any) -> None:
+    batch, heads, height, width = like.shape
     launch(
         kernel,
-        (triton.cdiv(lines, LINES) * batch * heads,),
+        (batch * heads * (triton.cdiv(height, LINES) + triton.cdiv(width, LINES)),),
         [Config(warps=4)],
         heads=heads,
-        lines=lines,
-        n=n,
+        H=height,
+        W=width,
         LINES=LINES,
-        CHUNK=min(LONGEST_CHUNK, triton.next_power_of_2(n)),
+        CHUNK=min(LONGEST_CHUNK, max(2, triton.next_power_of_2(max(height, width)))),
         **arguments,
     )
 
 
-def _lines(tensor: Tensor, axis: int) -> Tensor:
-    """(planes, B, heads, lines, n)."""
-    return tensor if axis == 3 else tensor.transpose(3, 4)
+def _swapped(tensor: Tensor) -> Field:
+    """(planes, B, heads, H, W) as (planes, B, heads, W, H)."""
+    return field(tensor.transpose(3, 4))

@@ -13,7 +13,7 @@ Fields are (B, heads, before, n, after, channels) with the line along n.
 import triton
 import triton.language as tl
 
-from ppma.ops.backends.triton.tiles import head_of, index_of
+from ppma.ops.backends.triton.tiles import head_of, index_of, kernel
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def token(tile, position, wanted):
     return tl.sum(tl.where((position == wanted)[:, None], tile, 0.0), 0)
 
 
-@triton.jit
+@kernel
 def right_carries(x, log_decay, carries, heads, lines, after, n, channels, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr):
     """R at the first token of every chunk but the first: carries is (lines of all heads, chunks, channels)."""
     index, line, channel = program_line(heads, lines, after, channels, BLOCK_D)
@@ -109,7 +109,7 @@ def both_sides(
     return left, from_right(here, next_decay, carry), token(left + here, position, start + CHUNK - 1)
 
 
-@triton.jit
+@kernel
 def scan_lines(
     x, log_decay, carries, add, out, heads, lines, after, n, channels, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr
 ):
@@ -128,7 +128,7 @@ def scan_lines(
         store_line(out, line, position, position < n, channel, channels, total)
 
 
-@triton.jit
+@kernel
 def scan_lines_backward(
     grad, x, log_decay, grad_carries, x_carries, add, grad_x, grad_log,
     heads, lines, after, n, channels, slot_stride, CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,

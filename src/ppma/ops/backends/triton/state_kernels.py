@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ppma.ops.backends.triton.tiles import (
     head_of,
+    kernel,
     load_plane,
     load_potential,
     load_tokens,
@@ -43,7 +44,7 @@ def state_product(vectors, state, acc, UPCAST: tl.constexpr):
     return product(vectors.to(tl.float32), state, acc, UPCAST)
 
 
-@triton.jit
+@kernel
 def pass_states(
     a, b, alpha, beta, before, after, heads, W, start, rows, reference, last_reference,
     MIXED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -93,7 +94,7 @@ def add_to_plane(field, plane, batch, head, row, col, inside, value):
     store_plane(field, plane, batch, head, row, col, inside, value)
 
 
-@triton.jit
+@kernel
 def read_near(
     fixed, second, states, alpha, beta, out, alpha_own, alpha_corner, beta_corner,
     heads, W, start, rows, reference, direction,
@@ -142,7 +143,7 @@ def read_near(
         add_to_plane(alpha_own, 0, batch, head, i, col, inside, own_alpha)
 
 
-@triton.jit
+@kernel
 def read_far(
     fixed, second, states, beta, out, beta_own, heads, W, start, rows, reference, direction,
     ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,

@@ -4,8 +4,10 @@ The log decay between tokens a and b of one line is `-|c_a - c_b|` with the pote
 the two comes first is always decided by position, never by comparing potentials: they are equal where a decay is 1.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,6 +34,63 @@ def field(tensor: Tensor) -> Field:
     return Field(tensor, strides, 1 if reach >= 2**31 else None)
 
 
+def padding_plane(valid: Tensor, heads: int) -> Field:
+    """A (B, H, W) of truth values as a plane, the same for all heads."""
+    return field(valid.view(torch.uint8)[None, :, None].expand(1, -1, heads, -1, -1))
+
+
+# Extents and counts are not specialised, and numbers for each token need no alignment: a kernel that was compiled for
+# one image size serves the others. Only the strides of values and the tiles are part of a variant.
+_EXTENTS = [
+    "heads",
+    "H",
+    "W",
+    "band",
+    "lines",
+    "n",
+    "slots",
+    "after",
+    "channels",
+    "slot_stride",
+    "octets",
+    "start",
+    "rows",
+    "reference",
+    "last_reference",
+    "direction",
+]
+_PLANES = [
+    "stats",
+    "norms",
+    "delta",
+    "potential",
+    "moved",
+    "valid",
+    "alpha_own",
+    "alpha_corner",
+    "beta_own",
+    "beta_corner",
+    "log_alpha",
+    "log_beta",
+    "log_decay",
+    "alpha_parts",
+    "beta_parts",
+    "grad_alpha",
+    "grad_beta",
+    "grad_log",
+]
+
+
+def kernel(function: Any) -> Any:
+    """`triton.jit` for a function that is launched."""
+    names = list(inspect.signature(function).parameters)
+    return triton.jit(
+        function,
+        do_not_specialize=[name for name in _EXTENTS if name in names],
+        do_not_specialize_on_alignment=[name for name in _PLANES if name in names],
+    )
+
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 # The least that an edge counts in a potential, and what a log mask across such an edge lies below, rounding included.
@@ -56,9 +115,10 @@ def unbounded_product(a, b, acc, UPCAST: tl.constexpr):
     """`acc + a @ b` with a in float32, of any size: for float16 the rows of a are scaled into its range."""
     if b.dtype != tl.float16:
         return product(a.to(b.dtype), b, acc, UPCAST)
-    largest = tl.maximum(tl.max(tl.abs(a), 1), 1e-30)[:, None]
-    zeros = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-    return acc + product((a / largest).to(b.dtype), b, zeros, UPCAST) * largest
+    else:
+        largest = tl.maximum(tl.max(tl.abs(a), 1), 1e-30)[:, None]
+        zeros = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
+        return acc + product((a / largest).to(b.dtype), b, zeros, UPCAST) * largest
 
 
 @triton.jit
@@ -87,31 +147,40 @@ def index_of(field, index):
     """An index along an axis of the grid, of as many bits as offsets in this field need."""
     if field.wide is not None:
         return index * tl.full((), 1, tl.int64)  # a loop's index is a plain number in the interpreter
-    return index
+    else:
+        return index
 
 
 @triton.jit
-def tokens_at(field, batch, head, row, col, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers to the channels of some tokens and the mask of those that exist, (tokens, BLOCK_D)."""
-    c = tl.arange(0, BLOCK_D)
+def tokens_at(field, batch, head, row, col, BLOCK_D: tl.constexpr):
+    """Pointers to the channels of some tokens, (tokens, BLOCK_D)."""
     strides = field.strides
     tokens = index_of(field, row) * strides[2] + index_of(field, col) * strides[3]
-    there = field.data + (batch * strides[0] + head * strides[1]) + (tokens[:, None] + (c * strides[4])[None, :])
-    return there, inside[:, None] & (c < D)[None, :]
+    channels = tl.arange(0, BLOCK_D) * strides[4]
+    return field.data + (batch * strides[0] + head * strides[1]) + (tokens[:, None] + channels[None, :])
 
 
 @triton.jit
 def load_tokens(field, batch, head, row, col, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The vectors of some tokens, (tokens, BLOCK_D), zero outside. `field` is (B, heads, rows, cols, D)."""
-    there, mask = tokens_at(field, batch, head, row, col, inside, D, BLOCK_D)
-    return tl.load(there, mask=mask, other=0.0)
+    """The vectors of some tokens, (tokens, BLOCK_D), zero outside; `inside` is None where all exist.
+
+    `field` is (B, heads, rows, cols, D).
+    """
+    there = tokens_at(field, batch, head, row, col, BLOCK_D)
+    channel = tl.arange(0, BLOCK_D)[None, :]
+    if inside is not None:
+        return tl.load(there, mask=inside[:, None] & (channel < D), other=0.0)
+    elif D != BLOCK_D:
+        return tl.load(there, mask=tl.broadcast_to(channel < D, there.shape), other=0.0)
+    else:
+        return tl.load(there)
 
 
 @triton.jit
 def store_tokens(field, batch, head, row, col, inside, value, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The counterpart of `load_tokens`, converting to the type of the tensor."""
-    there, mask = tokens_at(field, batch, head, row, col, inside, D, BLOCK_D)
-    tl.store(there, value.to(field.data.dtype.element_ty), mask=mask)
+    mask = inside[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+    tl.store(tokens_at(field, batch, head, row, col, BLOCK_D), value.to(field.data.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -123,9 +192,12 @@ def plane_at(field, plane, batch, head, row, col):
 
 
 @triton.jit
-def load_plane(field, plane, batch, head, row, col, mask):
-    """Numbers of some tokens, zero outside; `row` and `col` may have any shape."""
-    return tl.load(plane_at(field, plane, batch, head, row, col), mask=mask, other=0)
+def load_plane(field, plane, batch, head, row, col, mask, other=0):
+    """Numbers of some tokens, zero outside; `row` and `col` may have any shape, `mask` None where all exist."""
+    if mask is None:
+        return tl.load(plane_at(field, plane, batch, head, row, col))
+    else:
+        return tl.load(plane_at(field, plane, batch, head, row, col), mask=mask, other=other)
 
 
 @triton.jit
@@ -166,18 +238,38 @@ def with_cuts(log_mask):
 
 
 @triton.jit
+def decay_between(high_a, low_a, high_b, low_b, LOG: tl.constexpr):
+    """The decay between tokens of one line or, if LOG, its natural logarithm, which falls to -1e30 across a cut."""
+    log_mask = log_decay(high_a, low_a, high_b, low_b)
+    return tl.where(log_mask < BELOW_CUT, -1e30, log_mask) if LOG else tl.exp2(log_mask)
+
+
+@triton.jit
 def sign_of(a, b):
     """sign(a - b) of integer positions, as float32."""
     return (a > b).to(tl.float32) - (a < b).to(tl.float32)
 
 
 @triton.jit
-def online_softmax(scores, peak, total):
-    """One step of a running softmax: weights, correction of what was summed before, new peak, new total."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2((scores - new_peak[:, None]) * LOG2_E)
-    correction = tl.exp2((peak - new_peak) * LOG2_E)
+def online_softmax(logits, peak, total, unit, EMPTY: tl.constexpr):
+    """One step of a running softmax: weights, correction of what was summed before, new peak, new total.
+
+    `unit` takes differences of logits to base 2. EMPTY says that there may be rows without a finite logit.
+    """
+    new_peak = tl.maximum(peak, tl.max(logits, 1))
+    finite = tl.maximum(new_peak, -3e38) if EMPTY else new_peak
+    weights = tl.exp2((logits - finite[:, None]) * unit)
+    correction = tl.exp2((peak - finite) * unit)
     return weights, correction, new_peak, total * correction + tl.sum(weights, 1)
+
+
+@triton.jit
+def end_softmax(peak, total, EMPTY: tl.constexpr):
+    """Peak and total of a finished softmax, those of an empty row such that its weights stay 0."""
+    if EMPTY:
+        return tl.where(total == 0, 0.0, peak), tl.where(total == 0, 1.0, total)
+    else:
+        return peak, total
 
 
 @triton.jit
@@ -191,13 +283,16 @@ def softmax_again(logits, peak, norm, valid, LOG: tl.constexpr):
 
 
 @triton.jit
-def unless_certain(softmax, gradient):
-    """The gradient of a logit; 0 where its weight is exactly 1.
+def unless_certain(softmax, gradient, values):
+    """The gradient of a logit; 0 where its weight is exactly 1 and values are float32.
 
     There the exact gradient is 0, and what rounding leaves would be multiplied with a large key. (Rounding the weight
-    down takes fewer registers than a choice.)
+    down takes fewer registers than a choice.) In half precision the output is rounded far more than that.
     """
-    return gradient - gradient * tl.floor(softmax)
+    if values.dtype == tl.float32:
+        return gradient - gradient * tl.floor(softmax)
+    else:
+        return gradient
 
 
 @triton.jit

@@ -11,7 +11,7 @@ namespace {
 
 // A running softmax of each query of a block.
 struct Softmax {
-  float *top, *total;  // the largest logit so far, and the sum of exp(logit - top)
+  float *top, *total;  // the running maximum of the logits, and the sum of exp(logit - top)
   float* out;          // queries x dv: the sum of exp(logit - top) * mask * value
 
   Softmax(Arena& arena, int64_t queries, int64_t channels)
@@ -22,7 +22,7 @@ struct Softmax {
     std::memset(out, 0, sizeof(float) * queries * channels);
   }
 
-  // Takes notice of logits up to `seen`; returns what to subtract from them.
+  // Raises the maximum to `seen` if that is larger; returns what to subtract from the logits.
   float raise(int64_t query, float seen, int64_t channels) {
     if (seen > top[query]) {
       float factor = exp_weight(splat(top[query] - seen))[0];

@@ -19,8 +19,8 @@ using namespace ppma;
 namespace {
 
 // The blocks of queries of a head are divided into chunks, each with its own sums for the keys, which are added in order
-// at the end: so few heads still occupy many threads, and the bits do not depend on how many. The number of chunks is a
-// matter of the shape alone.
+// at the end: so few heads still occupy many threads, and the bits do not depend on how many. The number of chunks
+// depends on the shape alone.
 constexpr int64_t kChunksAtLeast = 16;
 constexpr int64_t kChunksOfHead = 8;
 

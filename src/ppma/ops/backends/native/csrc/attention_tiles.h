@@ -85,7 +85,7 @@ struct Head {
   }
 
  private:
-  // Calls body(pointer, first token, number of tokens) for stretches of tokens that lie equally far apart.
+  // Calls body(pointer, first token, number of tokens) for stretches of equally spaced tokens.
   template <class Body>
   void each_stretch(const View& view, const Run& run, Body body) const {
     bool one = run.rows == 1 || view.stride[2] == run.columns * view.stride[3];

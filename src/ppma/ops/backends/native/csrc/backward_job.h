@@ -9,7 +9,7 @@ namespace ppma {
 // A problem has planes(), height() and width() (of the widest plane), and for each plane sets() times members() scans.
 // All scans of a plane add to the same gradients of its decays, so they follow one another, a group of members at a time:
 //   edges(plane), edge_gradients(plane)
-//   group(plane, set, first, members, space)   as PlaneBackward wants it, with a space of type GroupSpace
+//   group(plane, set, first, members, space)   as PlaneBackward expects it, with a space of type GroupSpace
 template <int mode, class Problem>
 struct BackwardJob {
   using Backward = PlaneBackward<mode>;

@@ -8,8 +8,8 @@ using namespace ppma;
 
 namespace {
 
-// Row maps are used at the beginning and at the end of the chain. They are kept in between if a head's take no more
-// floats than this, which a CPU core finds in its cache, and else computed again.
+// Row maps are used at both ends of the chain. Those of a head are kept in between if they fit the cache of a core, at most
+// this many floats, and recomputed otherwise.
 constexpr int64_t kKeptFloats = 1 << 20;
 
 // The memory that one thread needs for a line.
@@ -49,7 +49,7 @@ void forward(const AttentionParams& params, const View& out, int64_t task, Team 
     return Line{params, task / params.heads, task % params.heads, row, index};
   };
 
-  // Multiplies the map of a line with tokens that lie in padded rows.
+  // Multiplies the map of a line with tokens in padded rows.
   auto apply = [&](const Line& line, const float* map, const float* row_scale, Tokens from, Tokens to, int64_t columns,
                    float weight, bool add) {
     int64_t n = line.size();

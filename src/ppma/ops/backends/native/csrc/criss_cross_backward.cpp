@@ -4,7 +4,7 @@
 //   dR = dout Z^T + dY v^T,  dC = dout Y^T + dZ v^T.
 //
 // Three passes over the lines: rows (Y, dZ), columns (Z, dY and all that depends on C), rows (all that depends on R). Maps
-// are computed again where they are needed, so that nothing larger than the tokens is kept.
+// are recomputed where they are needed, so that nothing larger than the tokens is kept.
 #include "line_map.h"
 #include "parallel.h"
 #include "params.h"

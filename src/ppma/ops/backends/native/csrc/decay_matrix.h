@@ -1,6 +1,6 @@
 // One grid line: log-decays to potentials, and blocks of its decay matrix.
 //
-// Edge m lies between tokens m - 1 and m; edge 0 lies outside the line, and what stands there is never read. The decay
+// Edge m lies between tokens m - 1 and m; edge 0 lies outside the line and is never read. The decay
 // matrix is D[j][l] = product of the decays of the edges between j and l, and log D[j][l] = -|c[j] - c[l]| with the
 // potentials c[m] = sum of the logarithms of the decays up to edge m.
 #pragma once
@@ -120,7 +120,7 @@ class ColumnPotentials {
 };
 
 // D[j][l] or its logarithm for j in [row, row + rows) and l in [column, column + columns), to rows `stride` apart. Written in
-// whole vectors; what stands behind the last column is not meant to be read.
+// whole vectors; values behind the last column are undefined.
 inline void log_decay_block(const Potentials& line, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to,
                             int64_t stride) {
   for (int64_t j = 0; j < rows; ++j)
@@ -158,14 +158,14 @@ inline Vec signed_by_position(Vec gradient, int64_t j, int64_t l) {
 }
 
 // From what the potentials of a line receive to the gradient of its log-decays: edge m moves the potentials of all
-// tokens from m on. Numbers lie a stride apart.
+// tokens from m on. Both are strided.
 template <class Float>
 inline void log_decay_gradient(const Float* potentials, int64_t potential_stride, const float* log, int64_t log_stride,
                                int64_t n, float* to, int64_t stride) {
   double total = 0.0;
   for (int64_t m = n - 1; m > 0; --m) {
     total += potentials[m * potential_stride];
-    // Across a cut the mask is 0 and stays 0; the sums say so only up to rounding.
+    // Across a cut the mask is 0 and stays 0; the sums are 0 there only up to rounding.
     to[m * stride] = log[m * log_stride] < kCutBelow ? 0.0f : static_cast<float>(total);
   }
   to[0] = 0.0f;

@@ -26,7 +26,7 @@ void exponentials(const float* from, int64_t stride, int64_t count, float* to) {
 }  // namespace
 
 // Reads log-decays with `axes` axes of these sizes and strides, writes decays contiguously, and 0 at index 0 of `edge_axis`,
-// where edges lie outside the grid and anything may stand.
+// whose edges lie outside the grid and are never read.
 PPMA_EXPORT int ppma_decays(int axes, const int64_t* sizes, const float* log, const int64_t* strides, int edge_axis,
                             float* out, int threads) {
   int last = axes - 1;

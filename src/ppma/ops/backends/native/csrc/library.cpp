@@ -1,4 +1,4 @@
-// What the library says about itself, and its exponentials for the tests of their error bounds.
+// The version and threads of the library, and its exponentials for the tests of their error bounds.
 #include "parallel.h"
 #include "simd.h"
 #include "view.h"
@@ -29,7 +29,7 @@ PPMA_EXPORT int ppma_exp2(const float* x, float* y, int64_t count) {
 // Changes with every structure and function signature: library.py refuses another.
 PPMA_EXPORT int ppma_abi() { return 2; }
 
-// How many threads a parallel region really gets.
+// The number of threads that a parallel region really gets.
 PPMA_EXPORT int ppma_team_size(int threads, int32_t* size) {
   parallel_region(threads, [&](Team team) {
     if (team.rank == 0) *size = team.size;

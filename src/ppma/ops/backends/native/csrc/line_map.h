@@ -112,7 +112,7 @@ void line_map_backward(const Line& line, const float* softmax, const float* weig
       Vec weighted = load(w + l) * load(g + l);
       Vec of_score = weighted - load(p + l) * mean;
       store(g + l, of_score);
-      // The log mask stands beside the score for "logit"; d log D = softmax * D * gradient for "hadamard".
+      // "logit": the log mask is added to the score; d log D = softmax * D * gradient for "hadamard".
       Vec of_log = signed_by_position(kLogit ? of_score : weighted, j, l);
       store(potentials + l, load(potentials + l) + of_log);
       across += of_log;

@@ -28,47 +28,28 @@ constexpr int64_t kPartInputs = 384;  // of a panel at a time
 
 int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
-// What happens to a vector of sums before it is stored.
-class Finish {
- public:
-  explicit Finish(const PackedLinearParams& params) : params_(params) {}
-
-  void operator()(int64_t row, int64_t column, Vec x) const {
-    if (column < params_.rotated) x = rotate(row, column, x);
-    put(row, column, x);
-  }
-
-  void put(int64_t row, int64_t column, Vec x) const {
-    float* to = params_.out + row * params_.out_stride + column;
-    if (column + kLanes <= params_.outputs)
-      store(to, x);
-    else
-      store_part(to, x, static_cast<int>(params_.outputs - column));
-  }
-
- private:
-  // A vector may hold several heads or a part of one: head_dim is a divisor or a multiple of kLanes.
-  Vec rotate(int64_t row, int64_t column, Vec x) const {
-    int64_t at = row % params_.tokens * params_.head_dim + column % params_.head_dim;
-    return x * table(params_.cosine + at) + __builtin_shuffle(x, lane_index() ^ 1) * table(params_.sine + at);
-  }
-
-  Vec table(const float* from) const {
-    if (params_.head_dim >= kLanes) return load(from);
+// Rotates the vector of outputs that begins at this row and column. It may hold several heads or a part of one: head_dim
+// is a divisor or a multiple of kLanes.
+void rotate(const PackedLinearParams& params, int64_t row, int64_t column) {
+  int64_t pairs = params.head_dim / 2, at = row % params.tokens * pairs + column % params.head_dim / 2;
+  // One number for each pair of channels.
+  auto table = [&](const float* from) {
+    if (pairs >= kLanes / 2) return __builtin_shuffle(load_part(from + at, kLanes / 2), lane_index() / 2);
     Vec repeated;
-    for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[lane % params_.head_dim];
+    for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[at + lane / 2 % pairs];
     return repeated;
-  }
-
-  const PackedLinearParams& params_;
-};
+  };
+  float* here = params.out + row * params.out_stride + column;
+  Vec x = load(here), sine = table(params.sine);
+  Vec swapped = __builtin_shuffle(x, lane_index() ^ 1);
+  store(here, x * table(params.cosine) + swapped * select(lane_index() % 2 == 0, -sine, sine));
+}
 
 // Sums of M rows and N vectors of outputs over inputs [begin, end).
 template <int M, int N>
-void tile(const PackedLinearParams& params, const float* x, int64_t x_stride, int64_t row, int64_t column,
+__attribute__((noinline)) void tile(const PackedLinearParams& params, const float* x, int64_t x_stride, int64_t row, int64_t column,
           int64_t begin, int64_t end) {
   Vec sums[M][N];
-  Finish finish(params);
   int lanes[N];
   for (int n = 0; n < N; ++n)
     lanes[n] = static_cast<int>(std::clamp<int64_t>(params.outputs - column - n * kLanes, 0, kLanes));
@@ -100,16 +81,21 @@ void tile(const PackedLinearParams& params, const float* x, int64_t x_stride, in
       for (int n = 0; n < N; ++n) sums[m][n] += of_x * of_weights[n];
     }
   }
-  bool last = end == params.inputs;
+  // All sums are stored first: a call in between would spill them.
+  float* out = params.out + row * params.out_stride + column;
+  if (lanes[N - 1] == kLanes) {
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m)
+    for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-    for (int n = 0; n < N; ++n) {
-      if (last)
-        finish(row + m, column + n * kLanes, sums[m][n]);
-      else
-        finish.put(row + m, column + n * kLanes, sums[m][n]);
-    }
+      for (int n = 0; n < N; ++n) store(out + m * params.out_stride + n * kLanes, sums[m][n]);
+  } else {
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) store_part(out + m * params.out_stride + n * kLanes, sums[m][n], lanes[n]);
+  }
+  if (end == params.inputs && column < params.rotated) {
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N && column + n * kLanes < params.rotated; ++n) rotate(params, row + m, column + n * kLanes);
+  }
 }
 
 // Calls `tile` for M of 1 .. kTileRows.

@@ -5,7 +5,7 @@
 
 namespace ppma {
 
-// Mirrors `PackedLinearParams` of packed_linear.py. Rows are tokens; null pointers leave their part out.
+// Mirrors `_PARAMS` of fused_linear.py. Rows are tokens; null pointers leave their part out.
 struct PackedLinearParams {
   const float* x;  // (rows, inputs), rows x_stride apart
   int64_t x_stride;
@@ -17,8 +17,8 @@ struct PackedLinearParams {
   int64_t out_stride;
   int64_t rows, inputs, outputs;
   float norm_eps;  // of a layer norm of x without scale and shift; negative for none
-  // Rotary embeddings: outputs [0, rotated) are heads of head_dim channels, rotated by the tables' (tokens, head_dim) row
-  // `row % tokens`; the sine's sign alternates: -sin, sin.
+  // Rotary embeddings: outputs [0, rotated) are heads of head_dim channels; the angles of row r are row r % tokens of the
+  // tables (tokens, head_dim / 2).
   const float *cosine, *sine;
   int64_t rotated, head_dim, tokens;
   int threads;

@@ -64,7 +64,7 @@ class FlushDenormals {
 };
 
 // Scratch memory of the calling thread, kept between calls because fresh pages are expensive. Aligned to a cache line.
-// The contents are undefined. Asking again for the same slot invalidates what was given before.
+// The contents are undefined. A second request for a slot invalidates the first.
 class Scratch {
  public:
   // Null if there is no memory.
@@ -150,7 +150,7 @@ struct Team {
     for (int64_t index = rank; index < count; index += size) body(index);
   }
 
-  // Waits until all have come here.
+  // Waits for the whole team.
   void barrier() const {
 #if defined(PPMA_OWN_THREADS)
     if (size > 1) meeting->wait();
@@ -162,7 +162,7 @@ struct Team {
   }
 };
 
-// Runs body(team) once on each of `threads` threads.
+// Runs body(team) on each of `threads` threads.
 template <class Body>
 void parallel_region(int threads, Body body) {
 #if defined(PPMA_OWN_THREADS)

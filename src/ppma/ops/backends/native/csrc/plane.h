@@ -38,7 +38,7 @@ struct Row {
 
 inline Row take_row(Arena& arena, int64_t width) { return {arena.take(width * kLanes)}; }
 
-// The column states of a row, those of a pixel side by side.
+// The column states of a row, those of a pixel adjacent.
 template <int States>
 struct StateRow {
   float* data;
@@ -77,7 +77,7 @@ struct ChannelPlane {
     return spare;
   }
 
-  // Where to write row i, holding what stands there if it is to be `kept`; `write_back` must follow.
+  // Where to write row i, with its present contents if they are `kept`; `write_back` must follow.
   Row writable(int64_t i, Row spare, bool kept) const {
     return kept ? read(i, spare) : in_place() ? in_memory(i) : spare;
   }

@@ -36,7 +36,7 @@ struct EdgeGradients {
 template <int mode>
 class PlaneBackward {
  public:
-  // What is scanned by columns, and where its states stand.
+  // The quantities scanned by columns, and the indices of their states.
   static constexpr bool kHasX = mode != kH2V, kHasU = (mode & kH2V) != 0;
   static constexpr bool kHasG = mode != kV2H, kHasW = (mode & kV2H) != 0;
   static constexpr int kX = 0, kU = kX + kHasX, kG = kU + kHasU, kW = kG + kHasG;

@@ -1,6 +1,6 @@
 // Small matrix products: C[m][n] = sum over k of A[m][k] * B[k][n], with n in the lanes.
 //
-// A is read one number at a time, so it may lie in any order; rows of B are packed to whole vectors. The sums of a block
+// A is read one number at a time, in any layout; rows of B are packed to whole vectors. The sums of a block
 // of kBlockRows x kBlockVectors stay in registers, each over k in ascending order.
 #pragma once
 

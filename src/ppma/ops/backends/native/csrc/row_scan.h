@@ -27,7 +27,7 @@ class RowScan {
   static int64_t scratch_floats(int64_t width) { return chunks(width) * N * kLanes; }
 
   // `values(j, out)` gives the N vectors at pixel j; `finish(j, scanned)` is called once for each pixel, from the left,
-  // and may overwrite what values(j) reads: that is not asked for again.
+  // and may overwrite what values(j) reads, which is not read again.
   template <class Values, class Finish>
   PPMA_INLINE static void run(const float* alpha, int64_t width, float* scratch, Values values, Finish finish) {
     int64_t whole = width / kChunk * kChunk;

@@ -19,7 +19,7 @@ struct ScanParams {
   const int64_t* sizes;     // batch..., H, W, C
   PlaneTensor x;
   PlaneTensor alpha, beta;  // decays, 0 on the edges outside the grid; without row scans alpha is not read
-  int64_t add;              // to what stands in the result, or in the gradient of x
+  int64_t add;              // to the result, or to the gradient of x, instead of overwriting it
   int64_t threads;
 };
 

@@ -141,7 +141,7 @@ inline Vec exp2_near_zero(Vec x) {
 }
 
 constexpr float kLog2E = 0x1.715476p+0f;
-// Added and subtracted, it rounds to the nearest whole number, which then stands in the low bits of the sum.
+// Added and subtracted, it rounds to the nearest whole number, which is then in the low bits of the sum.
 constexpr float kRound = 0x1.8p+23f;
 
 // x * 2^whole, where `shifted` is whole + kRound and the result is a normal number.
@@ -158,7 +158,7 @@ inline Vec exp2(Vec x) {
   return select(tiny, Vec{}, times_power(exp2_near_zero(x - (shifted - kRound)), shifted));
 }
 
-// e^x for x <= 0, the weight of a logit that lies x below the largest: within 2e-8 of it, whatever the size of the others;
+// e^x for x <= 0, the weight of a logit x below the largest: within 2e-8 of it, whatever the size of the others;
 // exactly 1 at 0, 0 below the smallest normal number, NaN for NaN. As fast as exp2, and less exact than exp far from 0.
 inline Vec exp_weight(Vec x) {
   IntVec tiny = x < -87.336544f;

@@ -1,0 +1,84 @@
+"""Linear layers with packed weights for inference: csrc/packed_linear.cpp."""
+
+import struct
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ppma.ops.backends.contract import BackendUnavailableError
+from ppma.ops.backends.native import library
+from ppma.ops.backends.native.library import Kernel, address, contiguous_address
+
+_PARAMS = struct.Struct("PqPPPqPqqqqfPPqqqi")  # PackedLinearParams of csrc/packed_linear.h
+_kernel = Kernel("ppma_packed_linear", c_void_p)
+_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_void_p)
+
+
+def _packed(weight: Tensor, kept: dict[str, Tensor]) -> Tensor:
+    """The weight in the order in which the instruction set in use reads it."""
+    isa = str(library.isa())
+    if isa not in kept:
+        size = library.loaded().ppma_packed_linear_size
+        size.argtypes, size.restype = (c_int64, c_int64), c_int64
+        weight = weight.detach().contiguous()
+        with torch.inference_mode(False):
+            packed = torch.empty(size(*weight.shape), dtype=torch.float32, device=weight.device)
+        _pack(contiguous_address(weight, weight.shape), *weight.shape, contiguous_address(packed, packed.shape))
+        kept[isa] = packed
+    return kept[isa]
+
+
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    norm_eps: float | None,
+    rotary: tuple[Tensor, Tensor] | None,
+    rotated: int,
+    packed: dict[str, Tensor],
+) -> Tensor:
+    """See `ppma.ops.fused_linear.fused_linear`."""
+    tensors = (x, weight, bias) if residual is None else (x, weight, bias, residual)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise BackendUnavailableError("native kernels: fused_linear has no gradient")
+    outputs, inputs = weight.shape
+    rows = len(x)
+    library.require_tokens(weight.shape)
+    out = torch.empty((rows, outputs), dtype=torch.float32, device=x.device)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if residual is not None and residual.stride(1) != 1:
+        residual = residual.contiguous()
+    cosine = sine = tokens = head_dim = 0
+    if rotary is not None:
+        tokens, pairs = rotary[0].shape
+        head_dim = 2 * pairs
+        vector = {"avx512": 16, "avx2": 8}.get(str(library.isa()), 4)
+        if rotated % head_dim or rotated % vector or (head_dim % vector and vector % head_dim):
+            raise BackendUnavailableError(
+                f"native kernels: fused_linear rotates whole vectors of {vector}, got {rotated} in heads of {head_dim}"
+            )
+        cosine, sine = (contiguous_address(table, (tokens, pairs)) for table in rotary)
+    params = _PARAMS.pack(
+        address(x, (rows, inputs)),
+        x.stride(0),
+        contiguous_address(_packed(weight, packed), (packed[str(library.isa())].numel(),)),
+        contiguous_address(bias, (outputs,)),
+        0 if residual is None else address(residual, (rows, outputs)),
+        0 if residual is None else residual.stride(0),
+        out.data_ptr(),
+        outputs,
+        rows,
+        inputs,
+        outputs,
+        -1.0 if norm_eps is None else norm_eps,
+        cosine,
+        sine,
+        rotated if rotary is not None else 0,
+        head_dim,
+        max(1, tokens),
+        library.threads(),
+    )
+    _kernel(params)
+    return out
