@@ -274,8 +274,10 @@ def test_config_errors(assignments, message):
 
 
 @pytest.mark.slow
-def test_training_torchrun(scenes, tmp_path):
-    summary = summary_under_torchrun(RECIPE, tmp_path, (*QUICK, f"data.root={scenes}"))
+@pytest.mark.parametrize("skip", ["[]", "[backbone]"])
+def test_training_torchrun(scenes, tmp_path, skip):
+    changes = (*QUICK, f"data.root={scenes}", f"sync_batch_norm_skip={skip}")
+    summary = summary_under_torchrun(RECIPE, tmp_path, changes)
     assert (summary["processes"], summary["val_count"]) == (2, 3)
 
 
