@@ -34,7 +34,7 @@ class Classification(Task[ClassificationConfig]):
     """Training of a classifier on labelled images."""
 
     schema = ClassificationConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.ClassifyOptions
     eval_batch_size = 64
     monitor = "top1"
 

@@ -5,15 +5,13 @@ import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
 from ppma.engine.task import Metrics
+from ppma.tasks.detection.coco_results import coco_results
 
-MASK_THRESHOLD = 0.5  # pixels with at least this probability belong to the mask
 _KINDS = {"box": "bbox", "mask": "segm"}
 _STATISTICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # the first six that pycocotools computes
 
@@ -43,7 +41,7 @@ class CocoMetrics(Metrics):
             self.records = self.records._replace(category_ids=truth["category_ids"])
             self.records.images.append({"id": truth["image_id"], "height": image.shape[1], "width": image.shape[2]})
             self.records.annotations.extend(truth["annotations"])
-            self.records.detections.extend(_coco_results(found, truth["image_id"], truth["category_ids"]))
+            self.records.detections.extend(coco_results(found, truth["image_id"], truth["category_ids"]))
 
     def state(self) -> _Records:
         return self.records
@@ -81,22 +79,3 @@ def _precisions(truth: COCO, detections: list[dict[str, Any]], kind: str) -> dic
     evaluation.summarize()
     pairs = zip(_STATISTICS, evaluation.stats[: len(_STATISTICS)].tolist(), strict=True)
     return {name: 100 * value for name, value in pairs if value >= 0}  # -1: no object of this size
-
-
-def _coco_results(found: dict[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The detections of one image in COCO's result format."""
-    boxes = found["boxes"].float().cpu().numpy().astype(np.float64)
-    boxes[:, 2:] -= boxes[:, :2]
-    masks = (found["masks"][:, 0] >= MASK_THRESHOLD).to("cpu").numpy().astype(np.uint8)
-    return [
-        {
-            "image_id": image_id,
-            "category_id": category_ids[label - 1],
-            "score": score,
-            "bbox": box,
-            "segmentation": rle.encode(np.asfortranarray(mask)),
-        }
-        for label, score, box, mask in zip(
-            found["labels"].tolist(), found["scores"].float().tolist(), boxes.tolist(), masks, strict=True
-        )
-    ]

@@ -24,7 +24,7 @@ class Detection(Task[DetectionConfig]):
     """Mask R-CNN on instance annotations."""
 
     schema = DetectionConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.DetectOptions
     monitor = "box_AP"
     backbone = "backbone.body"
 

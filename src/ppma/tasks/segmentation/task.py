@@ -13,7 +13,7 @@ from ppma.data.label_maps import IGNORED
 from ppma.data.segmentation import SegmentationImages, class_names
 from ppma.data.segmentation_transforms import train_transform
 from ppma.tasks.base import Task
-from ppma.tasks.dense.inference import DrawingOptions, collate
+from ppma.tasks.dense.inference import collate
 from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
@@ -44,7 +44,6 @@ class Segmentation(Task[SegmentationConfig]):
     """Training of UPerNet on images with label maps."""
 
     schema = SegmentationConfig
-    predict_options = DrawingOptions
     monitor = "mIoU"
     backbone = "backbone"
 
