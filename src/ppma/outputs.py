@@ -64,7 +64,14 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as indented JSON."""
+    r"""A value as JSON: a list with an item on each line, anything else indented.
+
+    Examples:
+        >>> json_bytes([{"id": 1}, {"id": 2}])
+        b'[\n{"id": 1},\n{"id": 2}\n]\n'
+    """
+    if isinstance(value, list):
+        return ("[\n" + ",\n".join(map(json.dumps, value)) + "\n]\n").encode()
     return (json.dumps(value, indent=1) + "\n").encode()
 
 

@@ -13,9 +13,10 @@ from ppma import config as configs
 from ppma.data.decoding import Report
 from ppma.engine.config import RunConfig
 from ppma.engine.evaluation import evaluate_model
-from ppma.engine.task import Config, Metrics, TrainingTask
+from ppma.engine.task import Config, Details, Metrics, TrainingTask
 from ppma.models import Checkpoint
-from ppma.tasks.prediction import PredictOptions
+from ppma.tasks.prediction import PredictOptions, ResultFolder
+from ppma.tasks.report import FILES, report_files
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class Task(TrainingTask[Config]):
         split: str | None = None,
         assignments: Iterable[str] = (),
         batch_size: int | None = None,
+        out: str | None = None,
+        overwrite: bool = False,
         **options: Any,
     ) -> dict[str, float]:
         """Evaluate a trained model; under torchrun the samples are divided between the processes.
@@ -153,9 +156,19 @@ class Task(TrainingTask[Config]):
             split: see `evaluation`.
             assignments: see `evaluation`.
             batch_size: batch size of one process; None for `eval_batch_size`.
+            out: folder for the files of `ppma.tasks.report`; None to write none.
+            overwrite: replace such files of an earlier evaluation.
             options: options of `ppma.engine.evaluation.evaluate_model`, such as `workers`.
         """
+        folder = ResultFolder(out, names=FILES, overwrite=overwrite)
+
+        def write(measured: dict[str, float], details: Details | None) -> None:
+            for name, content in report_files(measured, details).items():
+                folder.write(name, content)
+
         chosen = cls.evaluation(checkpoint, data, split, assignments)
+        if out is not None:
+            options["report"] = write
         size = cls.eval_batch_size if batch_size is None else batch_size
         return evaluate_model(chosen.model, chosen.metrics, chosen.dataset, cls.collate, batch_size=size, **options)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from short_run import (
     SHORT_DENSE,
     SMALL_DETECTOR,
@@ -65,10 +66,10 @@ def truths(scenes):
 
 
 def measure(samples, found):
-    metrics = CocoMetrics()
+    metrics = CocoMetrics("0123456789")
     for (image, truth), detections in zip(samples, found, strict=True):
         metrics.update(lambda images, answer=detections: [answer], ([image], [truth]))
-    return metrics.compute([metrics.state(), CocoMetrics().state()])
+    return metrics.compute([metrics.state(), CocoMetrics("0123456789").state()])
 
 
 def test_metrics_perfect_detections(truths):
@@ -76,6 +77,47 @@ def test_metrics_perfect_detections(truths):
     for name in ("box_AP", "box_AP50", "box_AP75", "mask_AP", "mask_AP50", "box_AP_small", "mask_AP_small"):
         assert measured[name] == pytest.approx(100)
     assert "box_AP_large" not in measured  # nothing in 64 x 64 pixels is
+
+
+def test_metrics_details(truths):
+    """Classes with objects are perfect, one whose objects are missed is 0, those without objects have no values."""
+    missed = truths[0][1]["annotations"][0]["category_id"]
+    metrics = CocoMetrics("0123456789")
+    for image, truth in truths:
+        kept = truth | {"annotations": [one for one in truth["annotations"] if one["category_id"] != missed]}
+        metrics.update(lambda images, kept=kept: [perfect(kept)], ([image], [truth]))
+    states = [CocoMetrics("0123456789").state(), metrics.state()]
+    measured = metrics.compute(states)
+    details = metrics.details(states)
+    annotations = [one for _, truth in truths for one in truth["annotations"]]
+    ids = truths[0][1]["category_ids"]
+    assert len(details.predictions) == sum(one["category_id"] != missed for one in annotations)
+    for category, row in zip(ids, details.classes, strict=True):
+        count = sum(one["category_id"] == category for one in annotations)
+        expected = None if count == 0 else pytest.approx(0 if category == missed else 100)
+        assert row["count"] == count
+        assert [row[f"{kind}_{name}"] for kind in ("box", "mask") for name in ("AP", "AP50", "AP75")] == [expected] * 6
+        assert row["box_AP_large"] is None
+    for name in ("box_AP", "mask_AP75", "box_AP_small"):
+        values = [row[name] for row in details.classes if row[name] is not None]
+        assert sum(values) / len(values) == pytest.approx(measured[name])
+
+
+def test_eval_files(run, scenes, tmp_path, capsys):
+    """The results load in pycocotools against the data set's own annotations."""
+    command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("box_AP ")
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.json", "classes.csv", "predictions.json"}
+    truth = COCO(scenes / "annotations" / "instances_val2017.json")
+    results = truth.loadRes(str(tmp_path / "predictions.json"))
+    evaluation = COCOeval(truth, results, "segm")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert 100 * evaluation.stats[0] == pytest.approx(written["metrics"]["mask_AP"])
+    assert [row["class"] for row in written["classes"]] == list("0123456789")
 
 
 def test_metrics_missing_detections(truths):

@@ -57,7 +57,7 @@ def run(scenes, tmp_path_factory):
 
 
 def test_metrics_by_hand():
-    metrics, other = (PixelMetrics(4, PLAIN, InferenceConfig()) for _ in range(2))
+    metrics, other = (PixelMetrics("abcd", PLAIN, InferenceConfig()) for _ in range(2))
     metrics.add(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
     other.add(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
     measured = metrics.compute([metrics.state(), other.state()])
@@ -65,6 +65,14 @@ def test_metrics_by_hand():
     assert measured["mIoU"] == pytest.approx(100 * (2 / 4 + 2 / 3 + 1 / 2) / 3)
     assert measured["mAcc"] == pytest.approx(100 * (2 / 4 + 1 + 1) / 3)
     assert measured["aAcc"] == pytest.approx(100 * 5 / 7)
+    details = metrics.details([metrics.state(), other.state()])
+    assert details.confusion.tolist() == [[2, 1, 1, 0], [0, 2, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    assert details.classes == [
+        {"class": "a", "count": 4, "IoU": 50, "accuracy": 50, "precision": 100},
+        {"class": "b", "count": 2, "IoU": 100 * 2 / 3, "accuracy": 100, "precision": 100 * 2 / 3},
+        {"class": "c", "count": 1, "IoU": 50, "accuracy": 100, "precision": 50},
+        {"class": "d", "count": 0, "IoU": None, "accuracy": None, "precision": None},
+    ]
 
 
 def test_pixel_loss_mean():
@@ -168,6 +176,21 @@ def test_eval_equals_training(run, scenes, capsys):
     assert json.loads(capsys.readouterr().out)["count"] == 3
     assert main(["eval", str(run / "best.safetensors"), "--data", "nowhere"]) == 2
     assert "data: expected a recipe or a folder, got 'nowhere'" in capsys.readouterr().err
+
+
+def test_eval_files(run, scenes, tmp_path, capsys):
+    command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("mIoU ")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "metrics.json",
+        "classes.csv",
+        "confusion.csv",
+        "confusion.png",
+    }
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    ious = [row["IoU"] for row in written["classes"] if row["IoU"] is not None]
+    assert sum(ious) / len(ious) == pytest.approx(written["metrics"]["mIoU"])
 
 
 def test_predict_files(run, scenes, tmp_path, capsys):

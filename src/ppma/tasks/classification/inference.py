@@ -63,7 +63,8 @@ def evaluation(
     model, preprocessing, classes = load_classifier(checkpoint)
     source = find_images(data, split=split, assignments=assignments)
     check_classes(source.classes, classes, found="the data", expected="the checkpoint")
-    return Evaluation(model, ClassificationMetrics(), TransformedImages(source, preprocessing.transform()))
+    metrics = ClassificationMetrics(readable(classes))
+    return Evaluation(model, metrics, TransformedImages(source, preprocessing.transform()))
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Classification(Task[ClassificationConfig]):
         return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
-        return ClassificationMetrics()
+        return ClassificationMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineBackbone)

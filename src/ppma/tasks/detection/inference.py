@@ -35,7 +35,7 @@ def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments
     config = data_configuration(stored, "detection", data, assignments)
     held_out = CocoInstances(config.data, split or config.data.val_split)
     check_data_classes(held_out.classes, classes)
-    return Evaluation(model, CocoMetrics(), held_out)
+    return Evaluation(model, CocoMetrics(held_out.classes), held_out)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Detection(Task[DetectionConfig]):
         return model(*batch)
 
     def metrics(self) -> CocoMetrics:
-        return CocoMetrics()
+        return CocoMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineMaskRCNN)

@@ -40,7 +40,7 @@ def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments
     held_out = SegmentationImages(config.data, split or config.data.split("val"))
     if checkpoint.native or len(held_out.classes) != len(classes):  # MMSegmentation abbreviates ADE20K's names
         check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
-    return Evaluation(model, PixelMetrics(len(classes), config.data, config.test), with_histogram(held_out))
+    return Evaluation(model, PixelMetrics(classes, config.data, config.test), with_histogram(held_out))
 
 
 @torch.inference_mode()

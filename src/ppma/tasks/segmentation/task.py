@@ -85,7 +85,7 @@ class Segmentation(Task[SegmentationConfig]):
         return torch.randn(batch, 3, self.config.augment.crop, self.config.augment.crop)
 
     def metrics(self) -> PixelMetrics:
-        return PixelMetrics(len(self.classes), self.config.data, self.config.test)
+        return PixelMetrics(self.classes, self.config.data, self.config.test)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, UPerNet)
