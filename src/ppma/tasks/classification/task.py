@@ -34,7 +34,7 @@ class Classification(Task[ClassificationConfig]):
     """Training of a classifier on labelled images."""
 
     schema = ClassificationConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.ClassifyOptions
     eval_batch_size = 64
     monitor = "top1"
 
@@ -139,7 +139,7 @@ class Classification(Task[ClassificationConfig]):
         return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
-        return ClassificationMetrics()
+        return ClassificationMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineBackbone)

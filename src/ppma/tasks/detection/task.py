@@ -24,7 +24,7 @@ class Detection(Task[DetectionConfig]):
     """Mask R-CNN on instance annotations."""
 
     schema = DetectionConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.DetectOptions
     monitor = "box_AP"
     backbone = "backbone.body"
 
@@ -56,7 +56,7 @@ class Detection(Task[DetectionConfig]):
         return model(*batch)
 
     def metrics(self) -> CocoMetrics:
-        return CocoMetrics()
+        return CocoMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineMaskRCNN)
