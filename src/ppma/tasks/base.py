@@ -51,11 +51,13 @@ class Task(TrainingTask[Config]):
     Attributes:
         schema: schema of its configuration files.
         predict_options: dataclass of the options of `predict`; every field has a default.
+        preprocessing_keys: keys of the `data` section that a model of timm sets.
         eval_batch_size: batch size of one process when `ppma eval --batch-size` is not given.
     """
 
     schema: ClassVar[type[RunConfig]]
     predict_options: ClassVar[type]
+    preprocessing_keys: ClassVar[tuple[str, ...]] = ("mean", "std")
     eval_batch_size: ClassVar[int] = 4
 
     @staticmethod
