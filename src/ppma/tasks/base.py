@@ -104,7 +104,7 @@ class Task(TrainingTask[Config]):
         """
 
     def macs(self, model: nn.Module) -> int:
-        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` needs both.
+        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` and `ppma compare` need both.
 
         Args:
             model: a model of this task.
