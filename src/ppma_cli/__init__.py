@@ -15,6 +15,7 @@ from types import ModuleType
 from ppma_cli import (
     ablate,
     bench,
+    compare,
     completion,
     convert,
     data,
@@ -42,6 +43,7 @@ COMMANDS: dict[str, ModuleType] = {
         eval,
         predict,
         ablate,
+        compare,
         demo,
         data,
         bench,

@@ -53,11 +53,13 @@ class Task(TrainingTask[Config]):
     Attributes:
         schema: schema of its configuration files.
         predict_options: dataclass of the options of `predict`, with the task's own; every field has a default.
+        preprocessing_keys: keys of the `data` section that a model of timm sets.
         eval_batch_size: batch size of one process when `ppma eval --batch-size` is not given.
     """
 
     schema: ClassVar[type[RunConfig]]
     predict_options: ClassVar[type[PredictOptions]] = PredictOptions
+    preprocessing_keys: ClassVar[tuple[str, ...]] = ("mean", "std")
     eval_batch_size: ClassVar[int] = 4
 
     @staticmethod
@@ -106,7 +108,7 @@ class Task(TrainingTask[Config]):
         """
 
     def macs(self, model: nn.Module) -> int:
-        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` needs both.
+        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` and `ppma compare` need both.
 
         Args:
             model: a model of this task.

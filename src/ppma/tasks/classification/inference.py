@@ -16,8 +16,8 @@ from ppma.data.imagenet import readable
 from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource, check_classes
-from ppma.models import Checkpoint, load_checkpoint
-from ppma.models.loading import load_classifier
+from ppma.models import Checkpoint
+from ppma.models.loading import load_classifier, load_model
 from ppma.outputs import csv_bytes
 from ppma.recipes import is_recipe
 from ppma.tasks.base import Evaluation, Prediction
@@ -115,5 +115,5 @@ def predict(
 
 def exportable(checkpoint: Checkpoint, **changes: Any) -> tuple[nn.Module, dict[str, str]]:
     """Load the whole classifier."""
-    model = load_checkpoint(checkpoint, **changes)
+    model: Any = load_model(checkpoint, **changes)
     return model, {"logits": "class scores" if model.num_classes else "features"}

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -16,7 +17,7 @@ from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.detection import inference
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.metrics import CocoMetrics
-from ppma.tasks.detection.model import PolylineMaskRCNN
+from ppma.tasks.detection.model import PolylineMaskRCNN, cost
 from ppma.tasks.detection.weights import convert_detector, make_detector, save_detector
 
 
@@ -54,6 +55,14 @@ class Detection(Task[DetectionConfig]):
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[dict[str, Tensor]]]) -> dict[str, Tensor]:
         return model(*batch)
+
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, PolylineMaskRCNN)
+        chosen = self.config.detector
+        return cost(model, (chosen.short_side,) * 2, proposals=chosen.proposals, masks=chosen.detections).macs
+
+    def example(self, batch: int) -> list[Tensor]:
+        return list(torch.rand(batch, 3, self.config.detector.short_side, self.config.detector.short_side))
 
     def metrics(self) -> CocoMetrics:
         return CocoMetrics(self.source.classes)
