@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
+from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.coco_file import (
     CocoFile,
     Id,
@@ -63,7 +63,7 @@ class CocoDataConfig:
         require(min(self.std) > 0, "std", "numbers > 0", self.std)
 
 
-class CocoInstances(Dataset):
+class CocoInstances(CheckedData):
     """One split of a data set.
 
     A training sample is `transform(image, target)`, where the target has boxes (n, 4), labels (n,) from 1 and masks
@@ -80,6 +80,8 @@ class CocoInstances(Dataset):
         classes: class names, in the order of the labels 1, 2, ...
         left_out: number of skipped entries by reason.
     """
+
+    unit = "instances"
 
     def __init__(self, data: CocoDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
         self.source = annotation_file(data.root, split)
@@ -206,6 +208,15 @@ class CocoInstances(Dataset):
             "annotations": self.kept[image_id],
             "category_ids": self.category_ids,
         }
+
+    def examine(self, index: int) -> SampleFacts:
+        image_id = self.ids[index]
+        picture = self._read(self.images[image_id])
+        for one in self.kept[image_id]:
+            self._checked(one, outline_mask, one["segmentation"], picture.height, picture.width)
+        counted = [one for one in self.kept[image_id] if not one["iscrowd"]]
+        names = (self.classes[self.label_of[one["category_id"]] - 1] for one in counted)
+        return SampleFacts(picture.size, Counter(names))
 
     def _target(self, image_id: Id) -> dict[str, Any]:
         annotations, image = self.kept[image_id], self.images[image_id]

@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
-from torch.utils.data import Dataset
 
 from ppma.config import require
 from ppma.data import arrays, readers
+from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
 from ppma.data.source import SPLIT_SEED, ImageSource, Subset, stratified
@@ -181,11 +181,13 @@ def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
     )
 
 
-class TransformedImages(Dataset):
+class TransformedImages(CheckedData):
     """The (transformed image, label) pairs of a source."""
 
+    unit = "images"
+
     def __init__(self, source: ImageSource, transform: Transform) -> None:
-        self.source, self.transform = source, transform
+        self.source, self.transform, self.classes = source, transform, source.classes
 
     def __len__(self) -> int:
         return len(self.source)
@@ -193,3 +195,7 @@ class TransformedImages(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image, label = self.source[index]
         return self.transform(image), label
+
+    def examine(self, index: int) -> SampleFacts:
+        image, label = self.source[index]
+        return SampleFacts(image.size, {self.classes[label]: 1})

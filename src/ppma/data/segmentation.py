@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
 from ppma.data import ade20k, cityscapes
+from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.decoding import decode, decode_labels, image_size
 from ppma.data.errors import LabelFormatError
-from ppma.data.label_maps import LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
+from ppma.data.label_maps import IGNORED, LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
 from ppma.data.layouts import Layout
 from ppma.data.preprocessing import image_tensor
 
@@ -107,7 +108,7 @@ def class_names(data: SegmentationDataConfig) -> tuple[str, ...]:
     return named
 
 
-class SegmentationImages(Dataset):
+class SegmentationImages(CheckedData):
     """One split of a data set.
 
     A sample is an image (3, H, W) and its labels (H, W), int64, `IGNORED` where a pixel has no class. Without a
@@ -126,6 +127,8 @@ class SegmentationImages(Dataset):
         counts: pixels of each class in the sampled label maps.
         maps: folder that holds the label maps.
     """
+
+    unit = "pixels"
 
     def __init__(self, data: SegmentationDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
         self.transform, layout = transform, data.layout
@@ -146,13 +149,24 @@ class SegmentationImages(Dataset):
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        path, labels = self.pairs[index][0], self._labels(index)
-        image = decode(path, str(path), frame=labels.shape[::-1])
-        self._check_size(index, labels, image.size)
+        image, labels = self._read(index)
         if self.transform is None:
             return image_tensor(image), torch.from_numpy(labels)
         pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
         return self.transform(pixels, tv_tensors.Mask(torch.from_numpy(labels)))
+
+    def examine(self, index: int) -> SampleFacts:
+        image, labels = self._read(index)
+        pixels = np.bincount(labels.ravel(), minlength=IGNORED + 1)
+        counts = dict(zip(self.classes, pixels.tolist(), strict=False)) | {"(ignored)": int(pixels[IGNORED])}
+        return SampleFacts(image.size, counts)
+
+    def _read(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        """An image and its labels, (H, W), int64."""
+        path, labels = self.pairs[index][0], self._labels(index)
+        image = decode(path, str(path), frame=labels.shape[::-1])
+        self._check_size(index, labels, image.size)
+        return image, labels
 
     def _labels(self, index: int) -> np.ndarray:
         """The labels of one image, (H, W), int64."""
