@@ -9,9 +9,10 @@ from ppma_cli.settings import add_settings
 if TYPE_CHECKING:
     from ppma.data.checked import SplitFacts
 
-HELP = "check what a training will see of its data; generate scenes"
+HELP = "check what a training will see of its data; convert data sets; generate scenes"
 
 PANELS = 16
+LAYOUTS = ("yolo", "voc", "cityscapes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +76,22 @@ def _describe(splits: "list[SplitFacts]") -> str:
     return f"{table(rows)}\n\n{table(histogram)}"
 
 
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("layout", choices=LAYOUTS, help="layout of the data set")
+    parser.add_argument("source", metavar="SOURCE", help="folder of the data set; yolo: or its YAML file")
+    parser.add_argument("dest", metavar="DEST", help="new or empty folder")
+    parser.add_argument("--link", action="store_true", help="link images instead of copying them")
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    """Convert a data set and print what was written."""
+    from ppma.data.converters import convert
+
+    for line in convert(arguments.layout, arguments.source, arguments.dest, link=arguments.link):
+        print(f"{arguments.dest}: {line}")
+    return 0
+
+
 def _add_scenes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to create")
     parser.add_argument("--train", type=int, default=1000, help="training scenes (default: %(default)s)")
@@ -97,5 +114,6 @@ def _scenes(arguments: argparse.Namespace) -> int:
 
 ACTIONS = {
     "check": ("show what a training will see: counts, classes, sizes, broken files, samples", _add_check, _check),
+    "convert": ("convert a data set to COCO files and label maps", _add_convert, _convert),
     "scenes": ("generate scenes of handwritten digits, in the COCO and ADE20K layouts", _add_scenes, _scenes),
 }
