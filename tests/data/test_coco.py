@@ -52,6 +52,7 @@ def small_set(root, annotations, images=1):
         ],
     }
     (root / "annotations" / "instances_train2017.json").write_text(json.dumps(contents))
+    (root / "annotations" / "instances_val2017.json").touch()  # without it, the training images would be split
     return CocoDataConfig(root=str(root))
 
 

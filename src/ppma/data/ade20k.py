@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ppma.data.layouts import Layout, Pair, existing_pairs, images_in
+from ppma.data.layouts import Layout, Pair, existing_pairs, images_in, read_names
 
 _PLAIN_NAMES, _OFFICIAL_NAMES = "classes.txt", "objectInfo150.txt"
 
@@ -21,10 +21,7 @@ def _classes(root: Path) -> tuple[str, tuple[str, ...]]:
     source = plain if plain.is_file() else official
     if not source.is_file():
         return f"{_PLAIN_NAMES} or {_OFFICIAL_NAMES} in {root}", ()
-    try:
-        lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{source}: expected text in UTF-8 ({error})") from None
+    lines = read_names(source)
     if source == official:  # columns Idx, Ratio, Train, Val, Stuff, Name
         lines = [row.split("\t")[-1].strip() for row in lines[1:]]
     return str(source), tuple(lines)

@@ -1,5 +1,6 @@
 """Instance annotations in COCO's layout: `annotations/instances_SPLIT.json`, images in `SPLIT/`."""
 
+import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -11,11 +12,11 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
+from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.coco_file import (
     CocoFile,
     Id,
@@ -33,6 +34,7 @@ from ppma.data.coco_file import (
 from ppma.data.decoding import decode
 from ppma.data.errors import BrokenSampleError
 from ppma.data.preprocessing import image_tensor
+from ppma.data.source import validation_split
 
 _NO_OUTLINE, _EMPTY = "instances without an outline", "images without instances"
 
@@ -45,6 +47,8 @@ class CocoDataConfig:
         root: folder of the data set.
         train_split: split to train on.
         val_split: split that selects the best weights.
+        val_fraction: fraction of the training images to validate on if there are no annotations of `val_split`. The
+            same images at every seed.
         classes: names of the categories to use, in this order; None for all of them, ordered by id.
         mean: channel means of images in [0, 1].
         std: channel standard deviations of images in [0, 1].
@@ -53,6 +57,7 @@ class CocoDataConfig:
     root: str
     train_split: str = "train2017"
     val_split: str = "val2017"
+    val_fraction: float = 0.1
     classes: tuple[str, ...] | None = None
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
@@ -60,10 +65,11 @@ class CocoDataConfig:
     def __post_init__(self) -> None:
         named = self.classes
         require(named is None or len(named) == len(set(named)) > 0, "classes", "different names, or null", named)
+        require(0 < self.val_fraction < 1, "val_fraction", "a number in (0, 1)", self.val_fraction)
         require(min(self.std) > 0, "std", "numbers > 0", self.std)
 
 
-class CocoInstances(Dataset):
+class CocoInstances(CheckedData):
     """One split of a data set.
 
     A training sample is `transform(image, target)`, where the target has boxes (n, 4), labels (n,) from 1 and masks
@@ -81,12 +87,18 @@ class CocoInstances(Dataset):
         left_out: number of skipped entries by reason.
     """
 
+    unit = "instances"
+
     def __init__(self, data: CocoDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
-        self.source = annotation_file(data.root, split)
-        self.folder = Path(data.root) / split
+        split_off = _is_split_off(data, split)
+        whole = data.train_split if split_off else split
+        self.source = annotation_file(data.root, whole)
+        self.folder = Path(data.root) / whole
         if not self.folder.is_dir():
             raise ValueError(f"data.root: expected images in {self.folder}, found no such folder")
         contents = read_coco(self.source)
+        if split_off:
+            contents = _part(contents, data, validation=split == data.val_split)
         self.images = contents.images
         self.train, self.augment = transform is not None, transform
         self.left_out: Counter[str] = Counter()
@@ -207,6 +219,15 @@ class CocoInstances(Dataset):
             "category_ids": self.category_ids,
         }
 
+    def examine(self, index: int) -> SampleFacts:
+        image_id = self.ids[index]
+        picture = self._read(self.images[image_id])
+        for one in self.kept[image_id]:
+            self._checked(one, outline_mask, one["segmentation"], picture.height, picture.width)
+        counted = [one for one in self.kept[image_id] if not one["iscrowd"]]
+        names = (self.classes[self.label_of[one["category_id"]] - 1] for one in counted)
+        return SampleFacts(picture.size, Counter(names))
+
     def _target(self, image_id: Id) -> dict[str, Any]:
         annotations, image = self.kept[image_id], self.images[image_id]
         boxes = [clipped_box(one["bbox"], image) for one in annotations]
@@ -229,9 +250,34 @@ class CocoInstances(Dataset):
             raise BrokenSampleError(f"{self.source}: {annotation['entry']}: {error}") from None
 
 
+def _is_split_off(data: CocoDataConfig, split: str) -> bool:
+    """Whether the validation images are a part of the training images, and `split` is one of the two."""
+    given = [_annotation_path(data.root, name).is_file() for name in (data.train_split, data.val_split)]
+    return split in (data.train_split, data.val_split) and given == [True, False]
+
+
+def _part(contents: CocoFile, data: CocoDataConfig, *, validation: bool) -> CocoFile:
+    """The training or validation part of an annotation file."""
+    ids, missing = list(contents.images), f"no {_annotation_path(data.root, data.val_split)}"
+    same = [0] * len(ids)
+    chosen = validation_split(same, data.val_fraction, missing, validation=validation, kind="random")
+    images = {ids[index]: contents.images[ids[index]] for index in chosen}
+    others = contents.images.keys() - images.keys()
+
+    def belongs(annotation: dict[str, Any]) -> bool:
+        image_id = annotation.get("image_id")
+        return not is_id(image_id) or image_id not in others
+
+    return dataclasses.replace(contents, images=images, annotations=list(filter(belongs, contents.annotations)))
+
+
+def _annotation_path(root: str, split: str) -> Path:
+    return Path(root) / "annotations" / f"instances_{split}.json"
+
+
 def annotation_file(root: str, split: str) -> Path:
     """The annotation file of a split; raises ValueError if there is none."""
-    path = Path(root) / "annotations" / f"instances_{split}.json"
+    path = _annotation_path(root, split)
     if not path.is_file():
         raise ValueError(f"data.root: expected annotations in {path}, found none")
     return path

@@ -1,6 +1,5 @@
 """The images of a classification run, and their transforms."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +7,13 @@ from typing import Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
-from torch.utils.data import Dataset
 
 from ppma.config import require
 from ppma.data import arrays, readers
+from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
-from ppma.data.source import SPLIT_SEED, ImageSource, Subset, stratified
+from ppma.data.source import SPLIT_SEED, ImageSource, Subset, stratified, validation_split
 
 
 @dataclass(frozen=True)
@@ -142,16 +141,8 @@ def _split_folder(data: ImageDataConfig, split: str) -> ImageSource:
     """The training or validation part of a folder of training images, or of one with class folders alone."""
     root, train_split = data.root or "", data.train_split
     images = readers.folder_images(root, train_split if readers.find_split(root, train_split) else None)
-    parts = stratified(images.labels(), [1 - data.val_fraction, data.val_fraction], SPLIT_SEED)
-    if not parts[1]:
-        raise ValueError(f"data.val_fraction: {data.val_fraction:g} of {len(images)} images leaves none to validate on")
-    if split == data.val_split:
-        warnings.warn(
-            f"data.root: no folder {data.val_split!r} in {root}: validating on {len(parts[1])} of {len(images)} "
-            f"training images, a stratified split of {data.val_fraction:.0%} with seed {SPLIT_SEED}",
-            stacklevel=3,
-        )
-    return Subset(images, parts[split == data.val_split])
+    missing, validation = f"no folder {data.val_split!r} in {root}", split == data.val_split
+    return Subset(images, validation_split(images.labels(), data.val_fraction, missing, validation=validation))
 
 
 def open_training_images(data: ImageDataConfig) -> ImageSource:
@@ -181,11 +172,13 @@ def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
     )
 
 
-class TransformedImages(Dataset):
+class TransformedImages(CheckedData):
     """The (transformed image, label) pairs of a source."""
 
+    unit = "images"
+
     def __init__(self, source: ImageSource, transform: Transform) -> None:
-        self.source, self.transform = source, transform
+        self.source, self.transform, self.classes = source, transform, source.classes
 
     def __len__(self) -> int:
         return len(self.source)
@@ -193,3 +186,7 @@ class TransformedImages(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image, label = self.source[index]
         return self.transform(image), label
+
+    def examine(self, index: int) -> SampleFacts:
+        image, label = self.source[index]
+        return SampleFacts(image.size, {self.classes[label]: 1})

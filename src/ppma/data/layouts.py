@@ -24,6 +24,8 @@ class Layout:
         labels: convention of the label maps, None where data sets of this layout differ.
         palette: colours of the classes in drawings, None for generated ones.
         hint: what to check when a label is out of range.
+        split_folder: folder of images in which each split has a folder; without one for the validation split, a part of
+            the training images is used, or of the images directly in the folder. None: the splits are given.
     """
 
     pairs: Callable[[Path, str], list[Pair]]
@@ -33,6 +35,7 @@ class Layout:
     labels: Convention | None = None
     palette: tuple[Colour, ...] | None = None
     hint: str = "see data.labels and data.ignore_index"
+    split_folder: str | None = None
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -43,6 +46,14 @@ def images_in(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
     except OSError as error:
         raise ValueError(f"data.root: {folder}: {error.strerror}") from None
+
+
+def read_names(path: Path) -> list[str]:
+    """The lines of a text file that are not empty."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected text in UTF-8 ({error})") from None
 
 
 def existing_pairs(pairs: Iterable[Pair], images: Path, maps: str) -> list[Pair]:

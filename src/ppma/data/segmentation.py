@@ -11,20 +11,23 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
-from ppma.data import ade20k, cityscapes
+from ppma.data import ade20k, cityscapes, label_folder
+from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.decoding import decode, decode_labels, image_size
 from ppma.data.errors import LabelFormatError
-from ppma.data.label_maps import LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
-from ppma.data.layouts import Layout
+from ppma.data.label_maps import IGNORED, LARGEST_VALUE, Convention, LabelFormat, count_labels, spread
+from ppma.data.layouts import Layout, Pair, images_in
 from ppma.data.preprocessing import image_tensor
+from ppma.data.readers import find_split
+from ppma.data.source import validation_split
 
-LAYOUTS: dict[str, Layout] = {"ade20k": ade20k.LAYOUT, "cityscapes": cityscapes.LAYOUT}
+LAYOUTS: dict[str, Layout] = {"ade20k": ade20k.LAYOUT, "cityscapes": cityscapes.LAYOUT, "folder": label_folder.LAYOUT}
 MAX_CLASSES = 254  # label maps of one byte also hold 0 (no label) and 255 (ignored)
 MAX_SIDE = 16384
 SAMPLED_MAPS = 50  # label maps that are read before a run
@@ -36,9 +39,11 @@ class SegmentationDataConfig:
 
     Attributes:
         root: folder of the data set.
-        name: its layout, "ade20k" or "cityscapes".
+        name: its layout, "ade20k", "cityscapes" or "folder" (`images/`, `labels/` and `classes.txt`).
         train_split: training split, None for the layout's.
         val_split: split that selects the best weights, None for the layout's.
+        val_fraction: fraction of the training images that a "folder" without validation images uses as validation
+            split. The same images at every seed.
         classes: names of the classes, None for those of the layout (Cityscapes) or of the folder (classes.txt with a
             name on each line, or ADE20K's objectInfo150.txt).
         labels: convention of the label maps. "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k and 255
@@ -55,6 +60,7 @@ class SegmentationDataConfig:
     name: str = "ade20k"
     train_split: str | None = None
     val_split: str | None = None
+    val_fraction: float = 0.1
     classes: tuple[str, ...] | None = None
     labels: Convention | None = None
     ignore_index: int | None = None
@@ -66,6 +72,7 @@ class SegmentationDataConfig:
 
     def __post_init__(self) -> None:
         require(self.name in LAYOUTS, "name", f"one of {', '.join(LAYOUTS)}", self.name)
+        require(0 < self.val_fraction < 1, "val_fraction", "a number in (0, 1)", self.val_fraction)
         require(1 <= self.short_side <= self.long_side, "short_side", "1 to long_side", self.short_side)
         require(self.long_side <= MAX_SIDE, "long_side", f"at most {MAX_SIDE}", self.long_side)
         require(all(0 < value < math.inf for value in self.std), "std", "finite numbers > 0", self.std)
@@ -107,7 +114,24 @@ def class_names(data: SegmentationDataConfig) -> tuple[str, ...]:
     return named
 
 
-class SegmentationImages(Dataset):
+def open_pairs(data: SegmentationDataConfig, split: str) -> list[Pair]:
+    """Each image of a split with its label map."""
+    layout, root = data.layout, Path(data.root)
+    train, val = data.split("train"), data.split("val")
+    images = root / (layout.split_folder or "")
+    if layout.split_folder is None or split not in (train, val) or find_split(str(images), val):
+        return layout.pairs(root, split)
+    if find_split(str(images), train) is None:
+        if not images_in(images):
+            raise ValueError(f"data.root: expected images in {images}, or a folder {train!r} in it, found neither")
+        train = ""
+    pairs, missing = layout.pairs(root, train), f"no folder {val!r} in {images}"
+    same = [0] * len(pairs)
+    chosen = validation_split(same, data.val_fraction, missing, validation=split == val, kind="random")
+    return [pairs[index] for index in chosen]
+
+
+class SegmentationImages(CheckedData):
     """One split of a data set.
 
     A sample is an image (3, H, W) and its labels (H, W), int64, `IGNORED` where a pixel has no class. Without a
@@ -127,12 +151,14 @@ class SegmentationImages(Dataset):
         maps: folder that holds the label maps.
     """
 
+    unit = "pixels"
+
     def __init__(self, data: SegmentationDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
         self.transform, layout = transform, data.layout
         self.classes = class_names(data)
         convention = data.labels or layout.labels
         self.format = LabelFormat(convention or "ade20k", data.ignore_index, self.classes, layout.hint)
-        self.pairs = layout.pairs(Path(data.root), split)
+        self.pairs = open_pairs(data, split)
         self.maps = Path(os.path.commonpath([labels.parent for _, labels in self.pairs]))
         if convention is None:
             warnings.warn(
@@ -141,18 +167,35 @@ class SegmentationImages(Dataset):
                 stacklevel=2,
             )
         self.counts = count_labels(self._checked_labels, spread(len(self), SAMPLED_MAPS), self.format, len(self))
+        if len(self.classes) == 2 and self.counts.pixels[1] == 0 < self.counts.ignored and self.format.offset == 0:
+            warnings.warn(
+                f"{self.maps}: no pixel of class {self.classes[1]!r}, but ignored ones: a binary mask needs the values "
+                f"0 and 1, not 0 and {self.format.ignored[0]}",
+                stacklevel=2,
+            )
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        path, labels = self.pairs[index][0], self._labels(index)
-        image = decode(path, str(path), frame=labels.shape[::-1])
-        self._check_size(index, labels, image.size)
+        image, labels = self._read(index)
         if self.transform is None:
             return image_tensor(image), torch.from_numpy(labels)
         pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
         return self.transform(pixels, tv_tensors.Mask(torch.from_numpy(labels)))
+
+    def examine(self, index: int) -> SampleFacts:
+        image, labels = self._read(index)
+        pixels = np.bincount(labels.ravel(), minlength=IGNORED + 1)
+        counts = dict(zip(self.classes, pixels.tolist(), strict=False)) | {"(ignored)": int(pixels[IGNORED])}
+        return SampleFacts(image.size, counts)
+
+    def _read(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        """An image and its labels, (H, W), int64."""
+        path, labels = self.pairs[index][0], self._labels(index)
+        image = decode(path, str(path), frame=labels.shape[::-1])
+        self._check_size(index, labels, image.size)
+        return image, labels
 
     def _labels(self, index: int) -> np.ndarray:
         """The labels of one image, (H, W), int64."""

@@ -1,5 +1,6 @@
-"""Labelled images, before any transform."""
+"""Labelled images, before any transform, and splits of them."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -95,6 +96,30 @@ def stratified(labels: Sequence[int], fractions: Sequence[float], seed: int) -> 
         for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
             part += members[first:last].tolist()
     return [sorted(part) for part in parts]
+
+
+def validation_split(
+    labels: Sequence[int], fraction: float, missing: str, *, validation: bool, kind: str = "stratified"
+) -> list[int]:
+    """The indices of one part of training images that have no validation images beside them.
+
+    Args:
+        labels: labels of the images; all the same for a random split.
+        fraction: fraction of the images to validate on.
+        missing: which validation images were looked for and not found, for the warning.
+        validation: return the validation part, with a warning that gives the numbers; else the training part.
+        kind: word for the split, for the warning.
+    """
+    parts = stratified(labels, [1 - fraction, fraction], SPLIT_SEED)
+    if not parts[1]:
+        raise ValueError(f"data.val_fraction: {fraction:g} of {len(labels)} images leaves none to validate on")
+    if validation:
+        warnings.warn(
+            f"data.root: {missing}: validating on {len(parts[1])} of {len(labels)} "
+            f"training images, a {kind} split of {fraction:.0%} with seed {SPLIT_SEED}",
+            stacklevel=4,
+        )
+    return parts[validation]
 
 
 def check_classes(classes: Sequence[str], others: Sequence[str], *, found: str, expected: str) -> None:

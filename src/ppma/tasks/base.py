@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma import config as configs
+from ppma.data.checked import CheckedData
 from ppma.data.decoding import Report
+from ppma.data.drawing import Panel
 from ppma.engine.config import RunConfig
 from ppma.engine.evaluation import evaluate_model
 from ppma.engine.task import Config, Details, Metrics, TrainingTask
@@ -122,6 +124,25 @@ class Task(TrainingTask[Config]):
             batch: number of images.
         """
         raise configs.ConfigError(f"task: expected one that counts and times its models, got {self.config.task}")
+
+    def checked_data(self) -> Mapping[str, CheckedData]:
+        """The data sets that `ppma data check` examines: `train_data` as "train", and those of `eval_data`."""
+        data = {"train": self.train_data(), **self.eval_data()}
+        checked = {name: split for name, split in data.items() if isinstance(split, CheckedData)}
+        if len(checked) < len(data):
+            raise configs.ConfigError(f"task: expected one whose data can be checked, got {self.config.task}")
+        return checked
+
+    def draw(self, sample: Any) -> Panel:
+        """Draw a sample of `train_data` with its labels; `ppma data check` needs it.
+
+        Args:
+            sample: an augmented sample.
+
+        Returns:
+            The drawing, at most `ppma.data.drawing.CELL` pixels wide and high, and a caption.
+        """
+        raise configs.ConfigError(f"task: expected one that draws its samples, got {self.config.task}")
 
     @staticmethod
     def convert(checkpoint: Checkpoint, target: Path, **changes: Any) -> str | None:

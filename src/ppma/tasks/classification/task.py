@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma.config import require
+from ppma.data.drawing import Panel, draw_image, to_pixels
 from ppma.data.images import (
     TransformedImages,
     open_images,
@@ -136,6 +137,10 @@ class Classification(Task[ClassificationConfig]):
         """Training images of each class, (classes,), float64; at least 1, for classes without images."""
         labels = torch.as_tensor(self.source.labels())
         return torch.bincount(labels, minlength=len(self.source.classes)).clamp(min=1).double()
+
+    def draw(self, sample: tuple[Tensor, int]) -> Panel:
+        image, label = sample
+        return draw_image(to_pixels(image, self.config.data.mean, self.config.data.std)), self.source.classes[label]
 
     def macs(self, model: nn.Module) -> int:
         return count_macs(model, (self.config.data.image_size,) * 2)

@@ -1,8 +1,10 @@
 """The detection task: model, data, loss and metrics for the trainer."""
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.utils.data import Dataset
 
 from ppma.data.coco import CocoInstances
 from ppma.data.coco_transforms import train_transform
+from ppma.data.drawing import Panel, draw_instances, to_pixels
 from ppma.data.source import check_classes
 from ppma.tasks.base import Task
 from ppma.tasks.dense.inference import collate
@@ -52,6 +55,12 @@ class Detection(Task[DetectionConfig]):
         held_out = CocoInstances(self.config.data, split)
         check_classes(held_out.classes, self.source.classes, found=f"split {split!r}", expected="the training data")
         return {"val": held_out}
+
+    def draw(self, sample: tuple[Tensor, dict[str, Any]]) -> Panel:
+        image, target = sample
+        names = [self.source.classes[label - 1] for label in target["labels"].tolist()]
+        picture = draw_instances(to_pixels(image), target["boxes"], target["masks"], names)
+        return picture, ", ".join(f"{name}: {count}" for name, count in Counter(names).items())
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[dict[str, Tensor]]]) -> dict[str, Tensor]:
         return model(*batch)

@@ -3,12 +3,14 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ppma.data.drawing import Panel, draw_labels, to_pixels
 from ppma.data.label_maps import IGNORED
 from ppma.data.segmentation import SegmentationImages, class_names
 from ppma.data.segmentation_transforms import train_transform
@@ -61,12 +63,27 @@ class Segmentation(Task[SegmentationConfig]):
     def model(self) -> nn.Module:
         return UPerNet(starting_backbone(self.config), len(self.classes), self.config.decoder)
 
-    def train_data(self) -> Dataset:
+    def _open(self, part: Literal["train", "val"]) -> SegmentationImages:
         data = self.config.data
-        return with_histogram(SegmentationImages(data, data.split("train"), train_transform(data, self.config.augment)))
+        transform = train_transform(data, self.config.augment) if part == "train" else None
+        return SegmentationImages(data, data.split(part), transform)
+
+    def train_data(self) -> Dataset:
+        return with_histogram(self._open("train"))
 
     def eval_data(self) -> Mapping[str, Dataset]:
-        return {"val": with_histogram(SegmentationImages(self.config.data, self.config.data.split("val")))}
+        return {"val": with_histogram(self._open("val"))}
+
+    def checked_data(self) -> dict[str, SegmentationImages]:
+        return {"train": self._open("train"), "val": self._open("val")}
+
+    def draw(self, sample: tuple[Tensor, Tensor]) -> Panel:
+        data, (image, labels) = self.config.data, sample
+        pixels = to_pixels(image, data.mean, data.std)
+        shares = torch.bincount(labels.flatten(), minlength=len(self.classes))[: len(self.classes)] / labels.numel()
+        present = sorted(zip(shares.tolist(), self.classes, strict=True), reverse=True)
+        caption = ", ".join(f"{share:.0%} {name}" for share, name in present if share)
+        return draw_labels(pixels, labels, self.classes, data.layout.palette), caption
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> dict[str, Tensor]:
         images, labels = (torch.stack(parts) for parts in batch)
