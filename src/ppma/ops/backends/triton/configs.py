@@ -91,7 +91,9 @@ def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) 
     elif channels > 64:
         warps *= 2
     most = 32 if kind == "forward" and channels <= 32 and dtype != torch.float32 else 16
-    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}) for size in (most, 48 - most)]
+    # Sixteen rows for each half of a wave of 64 threads: with more waves they would repeat one another's products.
+    waves = max(1, warps // 2)
+    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}, waves) for size in (most, 48 - most)]
 
 
 def state_configs(reads: bool, dtype: torch.dtype, channels: int) -> list[Config]:
