@@ -1,6 +1,15 @@
 """Polyline path masked attention: structured 2D masks for attention, exact and fast."""
 
-from ppma.models import CheckpointError, load_checkpoint, open_checkpoint, optimize_for_inference, save_checkpoint
+from ppma.models import (
+    CheckpointError,
+    load_checkpoint,
+    load_retrofit,
+    open_checkpoint,
+    optimize_for_inference,
+    retrofit,
+    save_checkpoint,
+    save_retrofit,
+)
 from ppma.models.warmup import warmup
 from ppma.ops import (
     BackendUnavailableError,
@@ -31,6 +40,7 @@ __all__ = [
     "decomposed_attention",
     "linear_attention",
     "load_checkpoint",
+    "load_retrofit",
     "open_checkpoint",
     "optimize_for_inference",
     "polyline_attention",
@@ -38,7 +48,9 @@ __all__ = [
     "polyline_mask_nd",
     "polyline_scan",
     "polyline_scan_nd",
+    "retrofit",
     "save_checkpoint",
+    "save_retrofit",
     "validation",
     "warmup",
 ]

@@ -25,6 +25,14 @@ def test_own_vit_training(capsys):
     assert re.search(r"step  99  loss 0\.\d+", capsys.readouterr().out)
 
 
+def test_retrofit_vit(capsys):
+    losses = load("retrofit_vit").main(pretraining=60, steps=30)
+    assert losses["retrofitted"] == pytest.approx(losses["trained"], abs=1e-4)
+    assert losses["tuned"] < losses["retrofitted"]
+    assert losses["loaded"] == losses["tuned"]
+    assert "of the decay rates are positive" in capsys.readouterr().out
+
+
 def test_finetune_default(capsys):
     accuracies = load("finetune_folder").main(["--steps", "2", "--first-steps", "2", "--size", "16"])
     assert all(0 <= accuracy <= 100 for accuracy in accuracies.values())

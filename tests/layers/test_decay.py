@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ppma.layers import DECAYS, ReluDecay, SoftplusDecay
+from ppma.layers import DECAYS, ReluDecay, SoftplusDecay, ZeroStartDecay
 
 
 def written_out(head, x):
@@ -72,3 +72,20 @@ def test_softplus_decay_parameter_shapes():
         "dt_bias": (4,),
         "A_log": (4,),
     }
+
+
+def test_zero_start_decay():
+    """Exactly 0 at first, with a gradient; a rate below 0 means no decay, and can come back."""
+    head = ZeroStartDecay(8, 2).double()
+    x = torch.randn(1, 3, 3, 8, dtype=torch.float64)
+    assert all(torch.equal(log_decay, torch.zeros_like(log_decay)) for log_decay in head(x))
+    torch.nn.init.normal_(head.weight)
+    for rate in (0.7, 0.0, -0.3):
+        torch.nn.init.constant_(head.rate, rate)
+        head.zero_grad()
+        log_decay = torch.stack(head(x), -1)
+        slices = x.unflatten(-1, (2, 4)).movedim(-2, 1) @ head.weight.T
+        softplus = torch.log1p((slices + head.bias[:, None, None]).exp())
+        torch.testing.assert_close(log_decay, -max(rate, 0.0) * softplus)
+        log_decay.sum().backward()
+        torch.testing.assert_close(head.rate.grad, -softplus.sum((0, 2, 3)))

@@ -2,8 +2,9 @@
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import ConvFeedForward, PolylineBlock
-from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay
+from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay, ZeroStartDecay
 from ppma.layers.factors import linear_factors, softmax_factors
+from ppma.layers.retrofit import RetrofitAttention
 from ppma.layers.rope import rotary_table
 from ppma.layers.stem import Downsample, Stem
 
@@ -15,8 +16,10 @@ __all__ = [
     "PolylineAttention",
     "PolylineBlock",
     "ReluDecay",
+    "RetrofitAttention",
     "SoftplusDecay",
     "Stem",
+    "ZeroStartDecay",
     "linear_factors",
     "rotary_table",
     "softmax_factors",

@@ -103,4 +103,23 @@ class SoftplusDecay(DecayHead):
         return -rate * torch.logaddexp(shifted, torch.zeros_like(shifted))
 
 
+class ZeroStartDecay(DecayHead):
+    """A head that starts at log-decays of exactly 0: `log decay = -max(rate, 0) * softplus(w x + b)`.
+
+    `rate`, one for each head and output, starts at 0. Its gradient ignores the maximum: with the gradient of a ReLU, a
+    rate that once fell below 0 would stay there. `w` and `b` receive gradients as soon as `rate` is positive.
+    """
+
+    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
+        super().__init__(dim, heads, outputs)
+        trunc_normal_(self.weight, std=0.02)
+        self.bias = nn.Parameter(torch.full((heads, outputs), math.log(math.expm1(1.0))))  # softplus(bias) = 1
+        self.rate = nn.Parameter(torch.zeros(heads, outputs))
+
+    def activate(self, logits: Tensor) -> Tensor:
+        free, shifted = self.rate.to(logits.dtype), logits + self.bias.to(logits.dtype)
+        rate = free + (free.clamp(min=0) - free).detach()
+        return -rate * torch.logaddexp(shifted, torch.zeros_like(shifted))
+
+
 DECAYS: dict[str, type[DecayHead]] = {"relu": ReluDecay, "softplus": SoftplusDecay}

@@ -6,6 +6,7 @@ from ppma.models.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from ppma.models.config import CONFIGS, BackboneConfig
 from ppma.models.inference import optimize_for_inference
 from ppma.models.loading import load_checkpoint, save_checkpoint
+from ppma.models.retrofitting import RetrofitConfig, load_retrofit, retrofit, save_retrofit
 
 __all__ = [
     "CONFIGS",
@@ -13,10 +14,14 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "PolylineBackbone",
+    "RetrofitConfig",
     "flops",
     "load_checkpoint",
+    "load_retrofit",
     "open_checkpoint",
     "optimize_for_inference",
+    "retrofit",
     "save_checkpoint",
+    "save_retrofit",
     "variants",
 ]

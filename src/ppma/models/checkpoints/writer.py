@@ -40,6 +40,11 @@ def write_checkpoint(
         metadata[task_key(task)] = json.dumps(facts or {})
     if prefix:
         metadata[BACKBONE_KEY] = prefix
+    write_safetensors(path, state, metadata)
+
+
+def write_safetensors(path: str | Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write weights and metadata atomically, the same bytes each time."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     write_atomically(Path(path), _sorted(safetensors.torch.save(tensors, metadata)))
 
