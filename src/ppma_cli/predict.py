@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = task.parse_options(override(given, arguments.options))
     paths, problems = image_files(arguments.images)
     failures: list[str] = []
-    with Progress("predict", len(paths)) as progress:
+    with Progress("predict", len(paths) if len(paths) > 1 else None) as progress:
 
         def report(problem: str) -> None:
             failures.append(problem)

@@ -85,6 +85,14 @@ def test_predict_interrupted_keeps_results(checkpoint, picture, tmp_path, capsys
     assert [row["file"] for row in table(tmp_path / "out")] == [str(path) for path in copies[:2] for _ in range(2)]
 
 
+def test_predict_closed_keeps_results(checkpoint, picture, tmp_path):
+    options = Classification.parse_options({"out": str(tmp_path / "out"), "top": 2})
+    predictions = Classification.predict(open_checkpoint(checkpoint), [picture], options)
+    next(predictions)
+    predictions.close()
+    assert [row["rank"] for row in table(tmp_path / "out")] == ["1", "2"]
+
+
 def table(out):
     with open(out / "predictions.csv", newline="") as file:
         return list(csv.DictReader(file))

@@ -1,5 +1,6 @@
 """Evaluation of every held-out sample once, over all processes."""
 
+import contextlib
 import functools
 import sys
 import time
@@ -17,6 +18,7 @@ from ppma.engine.errors import TooManyBrokenError
 from ppma.engine.logging import ProgressLine
 from ppma.engine.sampling import eval_batches, name_dead_workers, to_device
 from ppma.engine.task import Details, Metrics
+from ppma.progress import Progress
 
 Report = Callable[[dict[str, float], Details | None], None]
 
@@ -107,7 +109,10 @@ def evaluate(
     if counted == 0:
         raise ValueError("evaluation data: expected at least one readable sample, found none")
     states = [state for state, _ in gathered]
-    measured: dict[str, float] = world.broadcast(metrics.compute(states) if world.main else None)
+    # Average precision takes seconds. Training shows a bar of its own.
+    with Progress("computing the metrics") if world.main and within is None else contextlib.nullcontext():
+        computed = metrics.compute(states) if world.main else None
+    measured: dict[str, float] = world.broadcast(computed)
     measured = {**measured, "count": counted, "per_second": counted / (time.monotonic() - begun)}
     if report is not None and world.main:
         report(measured, metrics.details(states))

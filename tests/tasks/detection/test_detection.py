@@ -235,6 +235,15 @@ def test_predict_annotation_ids(run, scenes, tmp_path, capsys):
     assert "annotations: expected the category '0' of the model" in capsys.readouterr().err
 
 
+def test_predict_annotation_ids_twice(run, scenes, tmp_path, capsys):
+    shutil.copy(scenes / "val2017" / "000001.jpg", tmp_path)
+    pictures = [str(folder / "000001.jpg") for folder in (scenes / "val2017", tmp_path)]
+    annotations = str(scenes / "annotations" / "instances_val2017.json")
+    assert main(["predict", str(run / "best.safetensors"), *pictures, "--annotations", annotations]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"expected one image for 000001.jpg of {annotations}, got {pictures[0]} and {pictures[1]}" in line
+
+
 def test_predict_threshold(run, scenes, capsys):
     """A threshold only filters the detections."""
     found = {}
@@ -282,7 +291,9 @@ def test_predict_extreme_sizes(run, tmp_path, capsys):
     for width, height in sizes:
         Image.new("RGB", (width, height)).save(tmp_path / f"{width}x{height}.png")
     paths = [str(tmp_path / f"{width}x{height}.png") for width, height in sizes]
-    assert main(["predict", str(run / "best.safetensors"), *paths, "--out", str(tmp_path / "out")]) == 2
+    assert (
+        main(["predict", str(run / "best.safetensors"), *paths, "--out", str(tmp_path / "out"), "--threshold=0"]) == 2
+    )
     printed = capsys.readouterr()
     assert printed.out.endswith(f"3 predicted, results in {tmp_path}/out\n")
     assert printed.err.endswith("ppma predict: 1 failed, 3 predicted\n")

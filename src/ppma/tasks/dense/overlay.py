@@ -60,15 +60,16 @@ def draw_instances(
     masks = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
     areas = masks.sum((1, 2))
     order = areas.argsort(descending=True).tolist()  # small instances on top
+    # Each pixel's share of the instances that it shows: hiding a small instance is worse than a part of a large one.
+    shares = np.zeros(pixels.shape[:2], np.float32)
     for place in order:
         _paint(pixels, masks[place], colour_of(place))
+        shares[masks[place].numpy()] += 1 / areas[place].item() if areas[place] else 0
     picture = Image.fromarray(pixels)
     draw, font = ImageDraw.Draw(picture), _font(picture)
     scaled: list[Box] = [tuple(box) for box in (boxes * factor).tolist()]
     for place in order:
         draw.rectangle(scaled[place], outline=colour_of(place))
-    # Each pixel's share of the instances that it shows: hiding a small instance is worse than a part of a large one.
-    shares = (masks / areas.clamp(min=1)[:, None, None]).sum(0).numpy()
     taken: list[Box] = []
     for place in reversed(order):
         text = f"{names[place]} {scores[place]:.2f}"
@@ -102,7 +103,7 @@ def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str], col
         if painted:
             _paint(pixels, labels == label, colours[label])
         share = counts[place].item() / counts.sum().item()
-        rows.append((f"{classes[label]} {share:.1%}", colours[label] if painted else None))
+        rows.append((f"{classes[label]}  {share:.1%}", colours[label] if painted else None))
     return _with_legend(Image.fromarray(pixels), rows)
 
 
@@ -121,11 +122,15 @@ def _font(picture: Image.Image) -> ImageFont.FreeTypeFont:
 def _paint(pixels: np.ndarray, mask: Tensor, colour: Colour) -> None:
     """Tint the pixels (H, W, 3), uint8, of a mask (H, W), and draw its outline, in place."""
     thickness = max(1, max(mask.shape) // 300)
+    rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+    if not len(rows):
+        return
+    part = tuple(slice(max(0, int(at[0]) - thickness), int(at[-1]) + 1 + thickness) for at in (rows, columns))
+    view, mask = pixels[part], mask[part]  # a small instance of a large image is cheap
     inside = mask.numpy()
-    tint = np.array(colour, np.float32)
-    pixels[inside] = ((1 - _ALPHA) * pixels[inside] + _ALPHA * tint).astype(np.uint8)
+    view[inside] = ((1 - _ALPHA) * view[inside] + _ALPHA * np.array(colour)).astype(np.uint8)
     eroded = -F.max_pool2d(-mask[None].float(), 2 * thickness + 1, 1, thickness)[0]
-    pixels[inside & (eroded == 0).numpy()] = colour
+    view[inside & (eroded == 0).numpy()] = colour
 
 
 def _spots(box: Box, width: float, height: float, size: tuple[int, int]) -> list[Box]:

@@ -84,10 +84,15 @@ def look_up(paths: Sequence[Path], classes: Sequence[str], annotations: Path) ->
     if unknown := [name for name in classes if name not in ids]:
         raise ValueError(f"annotations: expected the category {unknown[0]!r} of the model in {annotations}, found none")
     entries = {Path(entry.file_name).parts: image for image, entry in contents.images.items()}
-    images = {}
+    owners: dict[Id, Path] = {}
     for path in paths:
         ends = (path.parts[start:] for start in range(len(path.parts)))
-        entry = next((end for end in ends if end in entries), None)  # the longest
-        if entry is not None:
-            images[path] = entries[entry]
-    return CocoIds(images, tuple(ids[name] for name in classes))
+        image = next((entries[end] for end in ends if end in entries), None)  # of the longest end
+        if image in owners:
+            name = contents.images[image].file_name
+            raise ValueError(
+                f"annotations: expected one image for {name} of {annotations}, got {owners[image]} and {path}"
+            )
+        if image is not None:
+            owners[image] = path
+    return CocoIds({path: image for image, path in owners.items()}, tuple(ids[name] for name in classes))
