@@ -1,6 +1,7 @@
 """Polyline path masked attention: structured 2D masks for attention, exact and fast."""
 
 from ppma.models import CheckpointError, load_checkpoint, open_checkpoint, optimize_for_inference, save_checkpoint
+from ppma.models.warmup import warmup
 from ppma.ops import (
     BackendUnavailableError,
     causal_attention,
@@ -39,4 +40,5 @@ __all__ = [
     "polyline_scan_nd",
     "save_checkpoint",
     "validation",
+    "warmup",
 ]

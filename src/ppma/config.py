@@ -160,8 +160,8 @@ def build(schema: type[Schema], values: Mapping[str, Any], *, source: str = "con
 
     Examples:
         >>> from ppma.engine.config import EmaConfig
-        >>> build(EmaConfig, {"decay": 0.9})
-        EmaConfig(decay=0.9, reference_batch=None)
+        >>> build(EmaConfig, {"decay": 0.9}).decay
+        0.9
         >>> build(EmaConfig, {"decai": 0.9}, source="run.yaml")
         Traceback (most recent call last):
         ppma.config.ConfigError: run.yaml: decai: unknown key; did you mean decay?

@@ -20,7 +20,7 @@ _MODEL, _BATCH, _ROUNDS_AGAINST = "ppma_tiny", 8, 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("suite", nargs="?", choices=SUITES, help="what to benchmark")
     parser.add_argument("other", nargs="?", help="against: another implementation, FILE.py:callable")
     parser.add_argument("--device", default="cpu", help="cuda: the GPU kernels and PyTorch, without a suite")
     parser.add_argument(

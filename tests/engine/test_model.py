@@ -19,14 +19,14 @@ def test_freeze_keeps_parameters_and_statistics(tmp_path):
     trainer = run(tmp_path, "epochs=2", "freeze=[0.*, 1.*]", "optimizer.weight_decay=0.5")
     torch.manual_seed(0)
     first = checkpoint.load(checkpoint.path_of(tmp_path, 12))["model"]
-    start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-12").model.state_dict()
+    start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-12").learner.model.state_dict()
     for name in ("0.weight", "0.bias", "1.weight", "1.bias"):
         assert torch.allclose(first[name], start[name], rtol=0, atol=1e-11)
-    norm = trainer.model[1]
+    norm = trainer.learner.model[1]
     assert not norm.training
     assert norm.running_mean.eq(0).all()
     assert norm.num_batches_tracked == 0
-    assert trainer.model[5].training
+    assert trainer.learner.model[5].training
     assert not torch.equal(first["7.weight"], start["7.weight"])
 
 
@@ -83,9 +83,9 @@ def test_compile_trains_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = run(tmp_path / "compiled", "compile=true", "epochs=1").model.state_dict()
+    compiled = run(tmp_path / "compiled", "compile=true", "epochs=1").learner.model.state_dict()
     assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
-    plain = run(tmp_path / "plain", "epochs=1").model.state_dict()
+    plain = run(tmp_path / "plain", "epochs=1").learner.model.state_dict()
     assert compiled.keys() == plain.keys()
     for name in plain:
         torch.testing.assert_close(compiled[name], plain[name], rtol=1e-9, atol=1e-11)

@@ -32,8 +32,8 @@ def test_ema_short_run(tmp_path):
     averaged, raw = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("ema", "raw"))
     assert raw["val_accuracy"] > 0.7
     assert averaged["val_accuracy"] >= raw["val_accuracy"] - 0.1
-    start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-9", "ema=null", "dropout=0").model
-    weights = [model[0].weight.detach() for model in (start, trainer.model, trainer.eval_model)]
+    start = run(tmp_path / "start", "epochs=null", "steps=1", "lr=1e-9", "ema=null", "dropout=0").learner.model
+    weights = [model[0].weight.detach() for model in (start, trainer.learner.model, trainer.learner.eval_model)]
     assert (weights[2] - weights[1]).norm() < 0.3 * (weights[1] - weights[0]).norm()
 
 
@@ -128,7 +128,7 @@ def test_optimizer_scales_follow_the_schedule(tmp_path):
     trainer = run(
         tmp_path, "optimizer.layer_decay=0.5", "schedule.name=constant", "epochs=1", "schedule.warmup_epochs=0"
     )
-    assert {group["lr"] / group["lr_scale"] for group in trainer.optimizer.param_groups} == {0.01}
+    assert {group["lr"] / group["lr_scale"] for group in trainer.learner.optimizer.param_groups} == {0.01}
 
 
 def with_groups(groups, **options):

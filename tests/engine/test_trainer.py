@@ -31,7 +31,7 @@ def test_run_writes_files(tmp_path):
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21, 24]
     assert summary["val_accuracy"] == max(row["val_accuracy"] for row in rows if "val_accuracy" in row)
     assert summary["test_count"] == summary["val_count"] == 24
-    assert summary["parameters"] == sum(p.numel() for p in trainer.model.parameters())
+    assert summary["parameters"] == sum(p.numel() for p in trainer.learner.model.parameters())
     kept = checkpoint.steps(tmp_path)
     assert kept[-3:] == [20, 22, 24]
     assert set(kept[:-3]) <= {summary["best_step"]}
@@ -52,7 +52,7 @@ def test_resume_changed_learning_rate(tmp_path):
     run(tmp_path, "epochs=1")
     with pytest.warns(UserWarning, match=r"epochs: 1.0 -> 2.0; lr: 0.01 -> 0.02"):
         trainer = run(tmp_path, "epochs=2", "lr=0.02", "schedule.name=constant", resume="auto")
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.02
+    assert trainer.learner.optimizer.param_groups[0]["lr"] == 0.02
     assert trainer.step == 12
 
 
@@ -130,7 +130,7 @@ def test_accumulate_equals_whole_batch(tmp_path):
         original = StandIn.model
         StandIn.model = lambda self: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2)).double()
         try:
-            return run(tmp_path / name, "clip_grad=0.1", *settings).model[1].weight
+            return run(tmp_path / name, "clip_grad=0.1", *settings).learner.model[1].weight
         finally:
             StandIn.model = original
 

@@ -1,6 +1,5 @@
 """The training loop."""
 
-import contextlib
 import math
 import time
 import warnings
@@ -9,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ppma import config as configs
-from ppma.engine import checkpoint, folder, optim, trackers
+from ppma.engine import checkpoint, folder, trackers
 from ppma.engine.config import RunConfig
 from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, NonFiniteLossError, StoppedError, TooManyBrokenError
-from ppma.engine.evaluation import BrokenSamples, autocast, evaluate
+from ppma.engine.evaluation import BrokenSamples, evaluate
+from ppma.engine.learner import Learner
 from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics, headline
 from ppma.engine.losses import LossMeter
-from ppma.engine.model import build_model, frozen_norms, parallelise
 from ppma.engine.results import ResultFiles
 from ppma.engine.resume import check_fits, find_state
-from ppma.engine.sampling import Batch, StepSampler, name_dead_workers, seed_process, to_device, train_batches
+from ppma.engine.sampling import Batch, StepSampler, name_dead_workers, seed_process, train_batches
 from ppma.engine.stopping import EarlyStopping, StopRequest, stop_request
 from ppma.engine.task import TrainingTask
 
@@ -47,7 +44,7 @@ class Trainer:
         overwrite: delete an earlier run in the folder, which is refused otherwise.
 
     Attributes:
-        model: the model being trained.
+        learner: the model and its optimizer.
         step: number of steps taken.
         steps: number of steps of the whole run.
         best: monitored metric of the best weights.
@@ -78,7 +75,7 @@ class Trainer:
         configs.require(monitored, "early_stopping", "validation data to monitor", "none")
         self.steps_per_epoch = self.samples // config.batch_size
         self.steps = config.steps or max(1, round((config.epochs or 0) * self.steps_per_epoch))
-        self._build()
+        self.learner = Learner(task, world, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
         self.step, self.seconds = 0, 0.0
         self.best, self.best_step = -math.inf, 0
         self.stopping = EarlyStopping(config.early_stopping)
@@ -97,23 +94,6 @@ class Trainer:
         self.progress = ProgressLine("train", self.steps, self.step, enabled=world.main)
         self.broken = BrokenSamples(config.max_broken, self.progress.say)
 
-    def _build(self) -> None:
-        config, world = self.config, self.world
-        self.model = build_model(self.task, world)
-        self.frozen_norms = frozen_norms(self.model)
-        self.optimizer = optim.make_optimizer(config, self.model, self.task.backbone)
-        self.schedule = optim.make_schedule(
-            config, self.optimizer, steps=self.steps, steps_per_epoch=self.steps_per_epoch
-        )
-        self.ema = optim.make_ema(config, self.model)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
-        self.parallel = parallelise(self.task, self.model, world)
-
-    @property
-    def eval_model(self) -> nn.Module:
-        """The model to evaluate and save: the moving average if there is one."""
-        return self.model if self.ema is None else self.ema.module
-
     def state(self, rng: Sequence[Any]) -> dict[str, Any]:
         """Everything needed to continue the run.
 
@@ -127,11 +107,7 @@ class Trainer:
                 "position": self.step % self.steps_per_epoch * self.config.batch_size,
                 "samples": self.samples,
             },
-            "model": self.model.state_dict(),
-            "ema": None if self.ema is None else self.ema.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": {"step": self.step, "lr": [group["lr"] for group in self.optimizer.param_groups]},
-            "scaler": self.scaler.state_dict(),
+            **self.learner.state(self.step),
             "rng": list(rng),
             "best": {"value": self.best, "step": self.best_step, "written": folder.BEST not in self.files.failed},
             "early_stopping": {"reference": self.stopping.reference, "stale": self.stopping.stale},
@@ -142,7 +118,7 @@ class Trainer:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         try:
-            check_fits(state, self.config, self.model, self.optimizer, self.steps)
+            check_fits(state, self.config, self.learner.model, self.learner.optimizer, self.steps)
             self._restore(state)
         except configs.ConfigError:
             raise
@@ -159,14 +135,7 @@ class Trainer:
         if changes and self.world.main:
             warnings.warn("the configuration changed since the checkpoint: " + "; ".join(changes), stacklevel=4)
         self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        if self.ema is not None:
-            self.ema.module.load_state_dict(state["ema"] or state["model"])
-        optim.load_optimizer(self.optimizer, state["optimizer"])
-        for group, lr in zip(self.optimizer.param_groups, state["schedule"]["lr"], strict=True):
-            group["lr"] = lr
-        if state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
+        self.learner.load(state)
         self.best, self.best_step = state["best"]["value"], state["best"]["step"]
         kept = state["best"].get("written", True) and (self.run / folder.BEST).is_file()
         if self.best_step and not self.world.broadcast(kept):
@@ -212,7 +181,7 @@ class Trainer:
                     self._log_and_evaluate()
                     while self.step < self.steps and not self.stopping.due:
                         self._step(batches, request)
-                        if self._due(self.config.checkpoint_steps) or self._evaluation_due():
+                        if _is_due(self.step, self.config.checkpoint_steps) or self._evaluation_due(self.step):
                             self.save(checkpoint.path_of(self.run, self.step))
                         self._log_and_evaluate()
                 return self._finish()
@@ -227,44 +196,25 @@ class Trainer:
     def _sampler(self, steps: range) -> StepSampler:
         return StepSampler(self.samples, self.config, self.world, steps, self.task.sample_weights())
 
-    def _due(self, every: int | None, step: int | None = None) -> bool:
-        step = self.step if step is None else step
-        return every is not None and step % every == 0 and step > 0
-
-    def _evaluation_due(self, step: int | None = None) -> bool:
+    def _evaluation_due(self, step: int) -> bool:
         every = self.config.eval_steps or self.config.eval_epochs * self.steps_per_epoch
-        return (self.step if step is None else step) == self.steps or self._due(every, step)
+        return step == self.steps or _is_due(step, every)
 
     def _step(self, batches: Iterator[Batch], request: StopRequest) -> None:
         """Take one optimizer step."""
-        config, world = self.config, self.world
-        self.parallel.train()
-        for norm in self.frozen_norms:
-            norm.eval()
-        self.schedule.step_update(self.step)
+        accumulate = self.config.accumulate
+        self.learner.begin(self.step)
         terms: dict[str, torch.Tensor] = {}
-        for micro in range(config.accumulate):
+        for micro in range(accumulate):
             batch = self._next(batches, first=micro == 0)
-            with self._maybe_no_sync(last=micro == config.accumulate - 1):
-                with autocast(config.amp, world.device):
-                    parts = self.task.loss(self.parallel, to_device(batch.data, world.device))
-                    loss = torch.stack(list(parts.values())).sum() / config.accumulate
-                self.scaler.scale(loss).backward()
-            for name, part in parts.items():
-                terms[name] = terms.get(name, 0) + part.detach() / config.accumulate
+            for name, term in self.learner.backward(batch.data, last=micro == accumulate - 1).items():
+                terms[name] = terms.get(name, 0) + term
         self.losses.add(self.step, terms)
         stop = self._read_due(request) and self._read_losses(request.signal)
-        if config.clip_grad is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        if self.ema is not None:
-            self.ema.update(self.model, step=self.step)
+        self.learner.update(self.step)
         self.seconds = time.monotonic() - self.began
-        rate = config.batch_size / max(self.seconds / self.step, 1e-9)
+        rate = self.config.batch_size / max(self.seconds / self.step, 1e-9)
         self.progress.update(self.step, f"{self.note}, {rate:.0f} samples/s".lstrip(", "))
         if stop:
             self._stop(request)
@@ -274,18 +224,15 @@ class Trainer:
         done, config = self.step + 1, self.config
         every = (self.read_steps, config.log_steps, config.checkpoint_steps)
         asked = self.world.size == 1 and request.signal != 0
-        return asked or self._evaluation_due(done) or any(self._due(steps, done) for steps in every)
+        return asked or self._evaluation_due(done) or any(_is_due(done, steps) for steps in every)
 
     def _read_losses(self, signal: int = 0) -> bool:
         """Read pending losses and check that they are finite; returns whether a process was asked to stop."""
         reading = self.losses.read(signal)
         if reading.non_finite is not None:
             self._stop_non_finite(*reading.non_finite)
-        self.note = f"loss {reading.total:.4f}, lr {self._lr():.3g}"
+        self.note = f"loss {reading.total:.4f}, lr {self.learner.lr:.3g}"
         return reading.stop
-
-    def _lr(self) -> float:
-        return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _next(self, batches: Iterator[Batch], *, first: bool) -> Batch:
         try:
@@ -306,12 +253,6 @@ class Trainer:
             return f"stopped at step {self.step}, before the first checkpoint"
         return f"stopped at step {self.step}; --resume auto continues from step {steps[-1]}"
 
-    def _maybe_no_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Reduce gradients between processes in the last micro-batch of a step only."""
-        if last or not isinstance(self.parallel, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self.parallel.no_sync()
-
     def _stop(self, request: StopRequest) -> None:
         path = checkpoint.path_of(self.run, self.step)
         if self.save(path):
@@ -323,7 +264,7 @@ class Trainer:
     def _stop_non_finite(self, step: int, losses: dict[str, float]) -> None:
         """Raise; before that, save the state if the optimizer has not yet used the gradients of that step."""
         path = self.run / checkpoint.FOLDER / f"failed-{step:08d}.pt"
-        self.optimizer.zero_grad(set_to_none=True)
+        self.learner.optimizer.zero_grad(set_to_none=True)
         if step < self.step:
             where = f"{self._how_to_continue()}, and log_steps=1 would stop before that step"
         elif self.save(path):
@@ -332,10 +273,10 @@ class Trainer:
             where = "the state could not be saved"
         samples = [key.sample for keys in self._sampler(range(step, step + 1)) for key in keys]
         shown = ", ".join(map(str, samples[:16])) + (", ..." if len(samples) > 16 else "")
-        self.schedule.step_update(step)
+        self.learner.schedule.step_update(step)
         raise NonFiniteLossError(
             f"loss is {format_metrics(losses)} at step {step} (epoch {step // self.steps_per_epoch}, "
-            f"samples {shown}), learning rate {self._lr():.4g}; {where}: try a smaller lr, "
+            f"samples {shown}), learning rate {self.learner.lr:.4g}; {where}: try a smaller lr, "
             "clip_grad or amp: none, with --resume and that path or an earlier checkpoint"
         )
 
@@ -344,11 +285,11 @@ class Trainer:
 
         A checkpoint of this step was saved before, so a run that is killed in here repeats only this.
         """
-        evaluation = self._evaluation_due() and self.step > 0
-        if not evaluation and not (self._due(self.config.log_steps) and self.losses.steps):
+        evaluation = self._evaluation_due(self.step) and self.step > 0
+        if not evaluation and not (_is_due(self.step, self.config.log_steps) and self.losses.steps):
             return
         row: dict[str, float] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "seconds": self.seconds}
-        row["lr"] = self._lr()
+        row["lr"] = self.learner.lr
         if self.losses.steps:
             row |= self.losses.take()
             row["samples_per_second"] = self.step * self.config.batch_size / max(self.seconds, 1e-9)
@@ -366,7 +307,7 @@ class Trainer:
             self.best, self.best_step = value, self.step
         self.stopping.update(value)
         if self.world.main:
-            self.files.save_weights(self.eval_model, improved=improved)
+            self.files.save_weights(self.learner.eval_model, improved=improved)
         shown = format_metrics(headline(measured))
         self.progress.say(f"step {self.step}/{self.steps}: {shown}{' (best)' if improved else ''}")
         if self.stopping.due:
@@ -377,7 +318,7 @@ class Trainer:
 
     def _measure(self, split: str) -> dict[str, float]:
         measured = evaluate(
-            self.eval_model,
+            self.learner.eval_model,
             self.task.metrics(),
             self.eval_data[split],
             self.task.collate,
@@ -393,12 +334,12 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Evaluate the best weights on the other splits, and write the summary and the curves."""
-        self.files.retry_weights(self.eval_model)
+        self.files.retry_weights(self.learner.eval_model)
         others = [split for split in self.eval_data if split != "val"]
         if others:
             if self.world.main:
                 self._load_best()
-            self.world.broadcast_parameters(self.eval_model)
+            self.world.broadcast_parameters(self.learner.eval_model)
         final = {key: value for split in others for key, value in self._measure(split).items()}
         summary: dict[str, Any] = {**final, "seconds": round(time.monotonic() - self.began, 2), "steps": self.step}
         if self.log is not None:
@@ -417,7 +358,7 @@ class Trainer:
         except (FileNotFoundError, checkpoint.UnreadableCheckpointError) as error:
             warnings.warn(f"evaluating the last weights instead of the best: {error}", stacklevel=2)
             return
-        self.eval_model.load_state_dict(state["model"] if self.ema is None else state["ema"])
+        self.learner.eval_model.load_state_dict(state["model"] if self.learner.ema is None else state["ema"])
 
     def _summary(self) -> dict[str, Any]:
         assert self.log is not None
@@ -429,9 +370,13 @@ class Trainer:
             "stopped_early": self.step < self.steps,
             "last": {name: value for name, value in last.items() if name != "step"},
             "samples_per_second": last.get("samples_per_second"),
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "parameters": sum(parameter.numel() for parameter in self.learner.model.parameters()),
             "processes": self.world.size,
             "device": str(self.world.device),
             "broken_samples": len(self.broken.seen),
             "config": folder.CONFIG,
         }
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step > 0 and step % every == 0

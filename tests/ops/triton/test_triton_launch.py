@@ -1,5 +1,6 @@
 """Which configuration is launched, what a failing compile becomes, and what "auto" makes of it."""
 
+import sys
 import warnings
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 pytest.importorskip("triton")
 
 import ppma
+from ppma.bench.gpu import cases
+from ppma.bench.gpu.targets import compile_for
 from ppma.ops import backends
 from ppma.ops.backends import pytorch, triton
 from ppma.ops.backends.triton import launch as launching
@@ -89,7 +92,7 @@ def inputs():
     return q, k, v, *(-torch.rand(2, 1, 1, 2, 3))
 
 
-def refuse(*_):
+def refuse(*_, **__):
     raise ppma.BackendUnavailableError("the kernel does not compile")
 
 
@@ -128,6 +131,50 @@ def test_unsupported_reason_old_triton(version, refused, monkeypatch):
 
 def test_operators_same_as_torch():
     assert set(triton.__all__) == set(pytorch.__all__) - {"depthwise_conv", "rotary_split"}
+
+
+@pytest.mark.parametrize(
+    ("record", "launches"), [(cases.record_attention, (2, 4)), (cases.record_criss_cross, (4, 10))]
+)
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_launches_of_a_block(record, launches, combine):
+    """Host time is spent by the launch: one for the mask, then as few as there are passes over the scores."""
+    tensors = cases.attention_inputs(2, 4, 14, 14, 32, torch.bfloat16)
+    for backward, expected in zip((False, True), launches, strict=True):
+        with recording() as recorded:
+            record(tensors, combine, backward)
+        assert len(recorded) == expected
+
+
+def test_image_size_compiles_nothing():
+    """Kernels of one grid serve another with the same tiles and the same divisors of its strides."""
+    compiled = []
+    for side in (13, 15):
+        with recording() as recorded:
+            cases.record_attention(cases.attention_inputs(2, 4, side, side, 32, torch.bfloat16), "hadamard", False)
+        compiled.append([compile_for(launch, "sm_80") for launch in recorded])
+    assert all(one is other for one, other in zip(*compiled, strict=True))
+
+
+@pytest.mark.parametrize("failing", ["forward", "backward"])
+def test_auto_never_mixes_what_backends_saved(failing, monkeypatch):
+    """Where one pass of full attention falls back, its gradients are still those of PyTorch."""
+    attention = sys.modules["ppma.ops.backends.triton.attention"]
+    monkeypatch.setitem(backends._PREFERENCE, "cpu", ("triton", "torch"))
+    monkeypatch.setattr(triton, "unsupported_reason", lambda device, dtype: None)
+    monkeypatch.setattr(attention, "_refused", {})
+    tensors = [tensor.requires_grad_() for tensor in inputs()]
+    if failing == "forward":
+        monkeypatch.setattr(attention, "masked_forward", refuse)
+    else:  # saves in units of its own
+        monkeypatch.setattr(attention, "masked_forward", lambda q, k, v, mask, out, stats, *_, **__: stats.fill_(7.0))
+        monkeypatch.setattr(attention, "masked_backward", refuse)
+    monkeypatch.setattr(attention, "make_mask", lambda *_: None)
+    with pytest.warns(RuntimeWarning, match="runs in plain PyTorch"):
+        grads = torch.autograd.grad(ppma.polyline_attention(*tensors).sum(), tensors)
+    expected = torch.autograd.grad(ppma.polyline_attention(*tensors, backend="torch").sum(), tensors)
+    for grad, one in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, one)
 
 
 def test_recording_launches_nothing():

@@ -29,6 +29,11 @@ def test_class_balance_weights():
     assert (9 * half[0] + 3 * half[1]).item() == pytest.approx(12)
 
 
+def test_class_weights_of_numbered_classes():
+    weights = make_task(load_config("digits_nano", ["class_weights={3: 2}"])).class_weights
+    assert (weights[3] / weights[0]).item() == pytest.approx(2)
+
+
 def test_class_weights_by_name():
     weights = class_task("class_weights={one: 4}").class_weights
     assert (weights[1] / weights[0]).item() == pytest.approx(4)
@@ -58,7 +63,7 @@ def test_class_weights_loss_of_mixed_targets():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["class_weights={eleven: 2}"], r"class_weights: expected one of '0', .*got 'eleven'"),
+        (["class_weights={eleven: 2}"], r"class_weights: expected one of the 10 classes, got 'eleven'"),
         (["class_weights={one: -1}"], r"class_weights.one: expected a number >= 0, got -1"),
         (["class_weights={one: heavy}"], r"class_weights.one: expected a number >= 0, got 'heavy'"),
         (["class_balance=2"], r"class_balance: expected a number in \[0, 1\], got 2.0"),

@@ -127,6 +127,11 @@ def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None)
         if name != "auto":
             raise
         _warn_once(f"{operator} runs in plain PyTorch: {error}")
+    if operator == "polyline_attention_backward":
+        grad, q, k, v, log_alpha, log_beta, _out, _stats, _first, options = arguments
+        # A backend saves logits in units of its own; those of another would be of no use here.
+        saved = pytorch.polyline_attention(q, k, v, log_alpha, log_beta, options, valid)
+        arguments = (grad, q, k, v, log_alpha, log_beta, *saved, options)
     return getattr(pytorch, operator)(*arguments, **padding)
 
 

@@ -1,6 +1,7 @@
 """The classification task: model, data, loss and metrics."""
 
 import dataclasses
+import difflib
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,6 @@ from ppma.models import CONFIGS, open_checkpoint, save_checkpoint
 from ppma.models.loading import load_model
 from ppma.models.profile import count_macs
 from ppma.models.timm_models import TimmModel
-from ppma.ops import checks
 from ppma.tasks.base import Task
 from ppma.tasks.classification import inference
 from ppma.tasks.classification.config import ClassificationConfig
@@ -38,7 +38,7 @@ class Classification(Task[ClassificationConfig]):
     """Training of a classifier on labelled images."""
 
     schema = ClassificationConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.ClassifyOptions
     preprocessing_keys = tuple(field.name for field in dataclasses.fields(Preprocessing))
     eval_batch_size = 64
     monitor = "top1"
@@ -52,8 +52,10 @@ class Classification(Task[ClassificationConfig]):
     def source(self) -> ImageSource:
         """The training images, before any transform."""
         source = open_training_images(self.config.data)
-        for name in self.config.class_weights:
-            checks.one_of("class_weights", name, source.classes)
+        for name in map(str, self.config.class_weights):
+            near = difflib.get_close_matches(name, source.classes, n=1, cutoff=0.4)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            require(name in source.classes, "class_weights", f"one of the {len(source.classes)} classes{hint}", name)
         return source
 
     @functools.cached_property
@@ -123,7 +125,8 @@ class Classification(Task[ClassificationConfig]):
         if not config.class_weights and config.class_balance == 0:
             return None
         counts = self._counts()
-        factors = torch.tensor([float(config.class_weights.get(name, 1)) for name in classes], dtype=torch.float64)
+        given = {str(name): float(weight) for name, weight in config.class_weights.items()}  # YAML reads 0: as a number
+        factors = torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float64)
         weights = factors * counts**-config.class_balance
         mean = (weights * counts).sum() / len(self.source)
         require(mean.item() > 0, "class_weights", "a class with images and a weight > 0", config.class_weights)
@@ -141,7 +144,7 @@ class Classification(Task[ClassificationConfig]):
         return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
-        return ClassificationMetrics()
+        return ClassificationMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         preprocessing = Preprocessing.from_config(self.config.data)

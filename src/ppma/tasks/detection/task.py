@@ -25,7 +25,7 @@ class Detection(Task[DetectionConfig]):
     """Mask R-CNN on instance annotations."""
 
     schema = DetectionConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.DetectOptions
     monitor = "box_AP"
     backbone = "backbone.body"
 
@@ -65,7 +65,7 @@ class Detection(Task[DetectionConfig]):
         return list(torch.rand(batch, 3, self.config.detector.short_side, self.config.detector.short_side))
 
     def metrics(self) -> CocoMetrics:
-        return CocoMetrics()
+        return CocoMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineMaskRCNN)

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.triton.attention_kernels import attention_backward as backward_kernel
 from ppma.ops.backends.triton.attention_kernels import attention_forward
 from ppma.ops.backends.triton.configs import Tile, attention_configs, attention_tile
@@ -233,8 +234,20 @@ def polyline_attention(
     first = torch.empty((options.softmaxes - 1, *v.shape), dtype=torch.float32, device=v.device)
     mask = make_mask(q, v, log_alpha, log_beta, options.combine)
     kept = (stats, first[0] if len(first) else None) if options.save else (None, None)
-    masked_forward(q, k, v, mask, out, *kept, options.combine, options.paths, scale, valid=valid)
+    try:
+        masked_forward(q, k, v, mask, out, *kept, options.combine, options.paths, scale, valid=valid)
+    except BackendUnavailableError as error:
+        _refused[_variant(q, v, options)] = str(error)
+        raise
     return out, stats, first
+
+
+# Forward passes that did not compile: what another backend saved in its place is of no use to the backward pass.
+_refused: dict[tuple[object, ...], str] = {}
+
+
+def _variant(q: Tensor, v: Tensor, options: AttentionOptions) -> tuple[object, ...]:
+    return q.device, q.dtype, q.shape[-1], v.shape[-1], options.combine, options.paths
 
 
 def polyline_attention_backward(
@@ -251,7 +264,9 @@ def polyline_attention_backward(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, log_alpha and log_beta."""
-    check_channels(q, v)  # as forward: what another backend saved would not be of use here
+    check_channels(q, v)
+    if reason := _refused.get(_variant(q, v, options)):
+        raise BackendUnavailableError(reason)
     q, scale, factor = _positive_scale(q, options)
     grads = heads_last_empty(q, q.shape[-1]), heads_last_empty(k, k.shape[-1]), heads_last_empty(v, v.shape[-1])
     mask = make_mask(q, v, log_alpha, log_beta, options.combine)

@@ -80,14 +80,23 @@ def sum_lines(log_decay, potential, batch, head, line, lines, n, NATURAL: tl.con
 
 @kernel
 def line_potentials(
-    log_alpha, log_beta, alpha, beta, heads, H, W, NATURAL: tl.constexpr, LINES: tl.constexpr, CHUNK: tl.constexpr
+    log_alpha,
+    log_beta,
+    row_potentials,
+    column_potentials,
+    heads,
+    H,
+    W,
+    NATURAL: tl.constexpr,
+    LINES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """Potentials of LINES rows or columns of one head."""
     batch, head, first = line_tile(heads, H, W, LINES, LINES)
     if first < H:
-        sum_lines(log_alpha, alpha, batch, head, first + tl.arange(0, LINES), H, W, NATURAL, CHUNK)
+        sum_lines(log_alpha, row_potentials, batch, head, first + tl.arange(0, LINES), H, W, NATURAL, CHUNK)
     else:
-        sum_lines(log_beta, beta, batch, head, first - H + tl.arange(0, LINES), W, H, NATURAL, CHUNK)
+        sum_lines(log_beta, column_potentials, batch, head, first - H + tl.arange(0, LINES), W, H, NATURAL, CHUNK)
 
 
 @triton.jit
@@ -185,8 +194,8 @@ def potentials(log_alpha: Tensor, log_beta: Tensor, mode: str) -> tuple[Tensor, 
         log_alpha,
         log_alpha=field(log_alpha[None]),
         log_beta=_swapped(log_beta[None]),
-        alpha=field(alpha),
-        beta=_swapped(beta),
+        row_potentials=field(alpha),
+        column_potentials=_swapped(beta),
         NATURAL=mode == "logit",
     )
     return alpha, beta

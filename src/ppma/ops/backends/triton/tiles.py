@@ -39,56 +39,18 @@ def padding_plane(valid: Tensor, heads: int) -> Field:
     return field(valid.view(torch.uint8)[None, :, None].expand(1, -1, heads, -1, -1))
 
 
-# Extents and counts are not specialised, and numbers for each token need no alignment: a kernel that was compiled for
-# one image size serves the others. Only the strides of values and the tiles are part of a variant.
-_EXTENTS = [
-    "heads",
-    "H",
-    "W",
-    "band",
-    "lines",
-    "n",
-    "slots",
-    "after",
-    "channels",
-    "slot_stride",
-    "octets",
-    "start",
-    "rows",
-    "reference",
-    "last_reference",
-    "direction",
-]
-_PLANES = [
-    "stats",
-    "norms",
-    "delta",
-    "potential",
-    "moved",
-    "valid",
-    "alpha_own",
-    "alpha_corner",
-    "beta_own",
-    "beta_corner",
-    "log_alpha",
-    "log_beta",
-    "log_decay",
-    "alpha_parts",
-    "beta_parts",
-    "grad_alpha",
-    "grad_beta",
-    "grad_log",
-]
+# Extents and counts are not specialised, so that a kernel compiled for one image size serves others. Strides are: only
+# so does the compiler know which loads it may widen.
+_EXTENTS = {
+    "heads", "H", "W", "band", "lines", "n", "slots", "after", "channels", "slot_stride", "octets",
+    "start", "rows", "reference", "last_reference", "direction",
+}  # fmt: skip
 
 
 def kernel(function: Any) -> Any:
     """`triton.jit` for a function that is launched."""
-    names = list(inspect.signature(function).parameters)
-    return triton.jit(
-        function,
-        do_not_specialize=[name for name in _EXTENTS if name in names],
-        do_not_specialize_on_alignment=[name for name in _PLANES if name in names],
-    )
+    extents = [name for name in inspect.signature(function).parameters if name in _EXTENTS]
+    return triton.jit(function, do_not_specialize=extents)
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -283,16 +245,13 @@ def softmax_again(logits, peak, norm, valid, LOG: tl.constexpr):
 
 
 @triton.jit
-def unless_certain(softmax, gradient, values):
-    """The gradient of a logit; 0 where its weight is exactly 1 and values are float32.
+def unless_certain(softmax, gradient):
+    """The gradient of a logit; 0 where its weight is exactly 1.
 
     There the exact gradient is 0, and what rounding leaves would be multiplied with a large key. (Rounding the weight
-    down takes fewer registers than a choice.) In half precision the output is rounded far more than that.
+    down takes fewer registers than a choice.)
     """
-    if values.dtype == tl.float32:
-        return gradient - gradient * tl.floor(softmax)
-    else:
-        return gradient
+    return gradient - gradient * tl.floor(softmax)
 
 
 @triton.jit

@@ -45,27 +45,28 @@ void rotate(const PackedLinearParams& params, int64_t row, int64_t column) {
   store(here, x * table(params.cosine) + swapped * select(lane_index() % 2 == 0, -sine, sine));
 }
 
-// Sums of M rows and N vectors of outputs over inputs [begin, end).
-template <int M, int N>
-__attribute__((noinline)) void tile(const PackedLinearParams& params, const float* x, int64_t x_stride, int64_t row, int64_t column,
-          int64_t begin, int64_t end) {
-  Vec sums[M][N];
-  int lanes[N];
-  for (int n = 0; n < N; ++n)
-    lanes[n] = static_cast<int>(std::clamp<int64_t>(params.outputs - column - n * kLanes, 0, kLanes));
+// Sums of M rows and N vectors of outputs over inputs [begin, end). Of the last vector the first `lanes` outputs exist, all
+// unless kEdge.
+template <int M, int N, bool kEdge>
+__attribute__((noinline)) void tile(const PackedLinearParams& params, const float* x, int64_t x_stride, int64_t row,
+                                    int64_t column, int64_t begin, int64_t end) {
+  int lanes = kEdge ? static_cast<int>(params.outputs - column - (N - 1) * kLanes) : kLanes;
   auto read = [&](const float* from, int n) {
-    return lanes[n] == kLanes ? load(from + n * kLanes) : load_part(from + n * kLanes, lanes[n]);
+    return kEdge && n == N - 1 ? load_part(from + n * kLanes, lanes) : load(from + n * kLanes);
   };
+  float* out = params.out + row * params.out_stride + column;
+  Vec sums[M][N];
 #pragma GCC unroll 2
   for (int n = 0; n < N; ++n) {
-    Vec bias = params.bias && begin == 0 ? read(params.bias + column, n) : Vec{};
+    Vec bias = params.bias ? read(params.bias + column, n) : Vec{};
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      sums[m][n] = bias;
       if (begin > 0)
-        sums[m][n] = read(params.out + (row + m) * params.out_stride + column, n);
+        sums[m][n] = read(out + m * params.out_stride, n);
       else if (params.residual)
-        sums[m][n] += read(params.residual + (row + m) * params.residual_stride + column, n);
+        sums[m][n] = bias + read(params.residual + (row + m) * params.residual_stride + column, n);
+      else
+        sums[m][n] = bias;
     }
   }
   const float* weights = params.packed + column * params.inputs + begin * kPanel;
@@ -82,15 +83,16 @@ __attribute__((noinline)) void tile(const PackedLinearParams& params, const floa
     }
   }
   // All sums are stored first: a call in between would spill them.
-  float* out = params.out + row * params.out_stride + column;
-  if (lanes[N - 1] == kLanes) {
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m)
+  for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) store(out + m * params.out_stride + n * kLanes, sums[m][n]);
-  } else {
-    for (int m = 0; m < M; ++m)
-      for (int n = 0; n < N; ++n) store_part(out + m * params.out_stride + n * kLanes, sums[m][n], lanes[n]);
+    for (int n = 0; n < N; ++n) {
+      float* to = out + m * params.out_stride + n * kLanes;
+      if (kEdge && n == N - 1)
+        store_part(to, sums[m][n], lanes);
+      else
+        store(to, sums[m][n]);
+    }
   }
   if (end == params.inputs && column < params.rotated) {
     for (int m = 0; m < M; ++m)
@@ -99,13 +101,13 @@ __attribute__((noinline)) void tile(const PackedLinearParams& params, const floa
 }
 
 // Calls `tile` for M of 1 .. kTileRows.
-template <int N, int M = kTileRows, class... Arguments>
+template <int N, bool kEdge, int M = kTileRows, class... Arguments>
 void tile_of(int64_t rows, const Arguments&... arguments) {
   if constexpr (M > 0) {
     if (rows == M)
-      tile<M, N>(arguments...);
+      tile<M, N, kEdge>(arguments...);
     else
-      tile_of<N, M - 1>(rows, arguments...);
+      tile_of<N, kEdge, M - 1>(rows, arguments...);
   }
 }
 
@@ -180,14 +182,16 @@ PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
       int64_t begin = params.inputs * part / parts, end = params.inputs * (part + 1) / parts;
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         int64_t column = panel * kPanel;
-        bool half = params.outputs - column <= kLanes;
+        int64_t outputs = params.outputs - column;
         for (int64_t t = 0; t < tiles; ++t) {
           int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row;
           const float* left = x + row * stride;
-          if (half)
-            tile_of<1>(count, params, left, stride, first + row, column, begin, end);
+          if (outputs >= kPanel)
+            tile_of<kVectors, false>(count, params, left, stride, first + row, column, begin, end);
+          else if (outputs > kLanes)
+            tile_of<kVectors, true>(count, params, left, stride, first + row, column, begin, end);
           else
-            tile_of<kVectors>(count, params, left, stride, first + row, column, begin, end);
+            tile_of<1, true>(count, params, left, stride, first + row, column, begin, end);
         }
       }
     }

@@ -47,7 +47,7 @@ struct Keys {
 
 // What the threads that work on one head share.
 struct HeadTables {
-  float* keys;        // [panel][d][key of the panel]; padding repeats a key, so that it cannot be the largest alone
+  float* keys;        // [panel][d][key of the panel]; 0 in the padding
   float* values;      // [token][dv]
   float* rows;        // A: [j][i][l], the decay between (i, j) and (i, l); 0 in the padding
   float* columns;     // g: [i][k][l], the decay between (i, l) and (k, l)
@@ -115,10 +115,14 @@ class Small {
     Potentials row = potentials_.row(i);
     ColumnPotentials columns = potentials_.columns();
     auto decay = [&](Vec log) { return params_.logit ? exp(log) : exp2(log); };
-    float line[kMostVectors * kLanes];
     auto write = [&](float* to, auto log) {
-      for (int64_t l = 0; l < grid_.width; l += kLanes) store(line + l, decay(log(l)));
-      for (int64_t l = 0; l < grid_.stride; ++l) to[l] = l < grid_.width ? line[l] : 0.0f;
+      for (int64_t l = 0; l < grid_.stride; l += kLanes) {
+        Vec row_of_mask = select(lane_index() < static_cast<int>(grid_.width - l), decay(log(l)), Vec{});
+        if (grid_.stride >= kLanes)
+          store(to + l, row_of_mask);
+        else
+          store_part(to, row_of_mask, static_cast<int>(grid_.stride));
+      }
     };
     for (int64_t j = 0; j < grid_.width; ++j)
       write(tables_.rows + j * grid_.count + i * grid_.stride, [&](int64_t l) { return row.log_decay(j, l); });
@@ -138,32 +142,40 @@ class Small {
 
   void pack_panel(int64_t panel) {
     float* to = tables_.keys + panel * params_.d * kPanel;
-    float largest = 0.0f;
-    for (int64_t n = 0; n < kPanel; ++n) {
-      int64_t at = panel * kPanel + n;
-      int64_t t = std::min(at / grid_.stride, grid_.height - 1), l = std::min(at % grid_.stride, grid_.width - 1);
-      const float* key = head_.at(params_.k, t, l);
-      float squares = 0.0f;
-      for (int64_t c = 0; c < params_.d; ++c) {
-        to[c * kPanel + n] = key[c];
-        squares += key[c] * key[c];
+    int64_t step = std::min<int64_t>(grid_.stride, kLanes);  // keys of one row that lie side by side
+    std::fill(to, to + params_.d * kPanel, 0.0f);
+    for (int64_t n = 0; n < kPanel; n += step) {
+      int64_t t = (panel * kPanel + n) / grid_.stride, l = (panel * kPanel + n) % grid_.stride;
+      if (t >= grid_.height || l >= grid_.width) continue;
+      const float* keys = head_.at(params_.k, t, l);
+      int64_t count = std::min(step, grid_.width - l);
+      if (step == kLanes) {
+        pack_columns(keys, params_.k.stride[3], count, params_.d, 1.0f, to + n, kPanel);
+      } else {
+        for (int64_t r = 0; r < count; ++r)
+          for (int64_t c = 0; c < params_.d; ++c) to[c * kPanel + n + r] = keys[r * params_.k.stride[3] + c];
       }
-      if (!(squares <= largest)) largest = squares;
     }
-    tables_.key_norms[panel] = std::sqrt(largest);
+    Vec squares[kBlockVectors] = {};
+    for (int64_t c = 0; c < params_.d; ++c)
+      for (int n = 0; n < kBlockVectors; ++n) squares[n] += load(to + c * kPanel + n * kLanes) * load(to + c * kPanel + n * kLanes);
+    tables_.key_norms[panel] = std::sqrt(largest(max(squares[0], squares[1])));
   }
 
   // `count` queries from token `first` on.
   void attend(int64_t first, int64_t count) {
+    int64_t stride = padded(params_.d);
     float largest = 0.0f;
     for (int64_t r = 0; r < count; ++r) {
       const float* query = head_.at(params_.q, (first + r) / grid_.width, (first + r) % grid_.width);
-      float squares = 0.0f;
-      for (int64_t c = 0; c < params_.d; ++c) {
-        own_.queries[r * params_.d + c] = query[c];
-        squares += query[c] * query[c];
+      Vec squares{};
+      for (int64_t c = 0; c < params_.d; c += kLanes) {
+        Vec part = load_part(query + c, static_cast<int>(std::min<int64_t>(kLanes, params_.d - c)));
+        store(own_.queries + r * stride + c, part);
+        squares += part * part;
       }
-      if (!(squares <= largest)) largest = squares;
+      float norm = sum(squares);
+      if (!(norm <= largest)) largest = norm;  // keeps NaN
     }
     bool safe = std::sqrt(largest) * key_norm_ * std::fabs(params_.scale) <= kSafeScore;
     safe ? score<true>(count) : score<false>(count);
@@ -190,7 +202,7 @@ class Small {
   template <bool kExponentiate>
   void score(int64_t count) {
     for (int64_t panel = 0; panel < grid_.count / kPanel; ++panel)
-      row_blocks<kBlockVectors>(rows_of(own_.queries, params_.d), {tables_.keys + panel * params_.d * kPanel, kPanel},
+      row_blocks<kBlockVectors>(rows_of(own_.queries, padded(params_.d)), {tables_.keys + panel * params_.d * kPanel, kPanel},
                                 count, params_.d,
                                 [&](int64_t r, int64_t column, Vec x) {
                                   x *= params_.scale;
@@ -232,8 +244,10 @@ class Small {
       }
     };
     if (!exponentiated) {
-      Vec top = load(scores);
-      for (int64_t at = kLanes; at < grid_.count; at += kLanes) top = max(top, load(scores + at));
+      const Vec none = splat(-__builtin_inff());
+      Vec top = none;
+      for (int64_t at = 0; at < grid_.count; at += kLanes)
+        top = max(top, select(load(tables_.inside + at) > 0.0f, load(scores + at), none));
       float largest_score = largest(top);
       for (int64_t at = 0; at < grid_.count; at += kLanes)
         store(scores + at, exp_weight(load(scores + at) - largest_score));
@@ -287,7 +301,7 @@ class Small {
         float along_column = potentials_.columns().log_decay(i, k, v2h ? l : j)[0];
         float dot = 0.0f;
         const float* other = head_.at(params_.k, k, l);
-        for (int64_t c = 0; c < params_.d; ++c) dot += own_.queries[r * params_.d + c] * other[c];
+        for (int64_t c = 0; c < params_.d; ++c) dot += own_.queries[r * padded(params_.d) + c] * other[c];
         logits[key] = dot * params_.scale + (along_row + along_column);
         top = std::max(top, logits[key]);
       }
