@@ -66,7 +66,9 @@ class Segmentation(Task[SegmentationConfig]):
         return with_histogram(SegmentationImages(data, data.split("train"), train_transform(data, self.config.augment)))
 
     def eval_data(self) -> Mapping[str, Dataset]:
-        return {"val": with_histogram(SegmentationImages(self.config.data, self.config.data.split("val")))}
+        data = self.config.data
+        splits = {"val": data.split("val")} | ({"test": data.test_split} if data.test_split else {})
+        return {name: with_histogram(SegmentationImages(data, split)) for name, split in splits.items()}
 
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> dict[str, Tensor]:
         images, labels = (torch.stack(parts) for parts in batch)
