@@ -83,7 +83,7 @@ def test_segmentation(scenes, picture, tmp_path, capsys):
     assert main(["train", "scenes_upernet_nano", "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
     path = tmp_path / "run" / "best.safetensors"
     assert main(["eval", str(path), "--data", str(scenes)]) == 0
-    assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "drawn.png")]) == 0
+    assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "drawn")]) == 0
     assert main(["export", str(path), str(tmp_path / "net.pt2"), "--size", "64", "96"]) == 0
     assert "image (batch, 3, 64, 96)" in capsys.readouterr().out
     assert load_segmenter(path)[0].backbone.timm_model == TimmModel("test_convnext")
@@ -94,7 +94,7 @@ def test_detection_from_classifier(scenes, classifier, picture, tmp_path):
     assert main(["train", "scenes_maskrcnn_nano", "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
     path = tmp_path / "run" / "best.safetensors"
     assert main(["eval", str(path), "--data", str(scenes)]) == 0
-    assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "drawn.png")]) == 0
+    assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "drawn")]) == 0
     body = load_detector(path)[0].backbone.body
     started = open_checkpoint(classifier).contents["layer1.0.conv1.weight"]
     assert torch.allclose(body.get_parameter("body.layer1.0.conv1.weight"), started, atol=1e-6)

@@ -49,6 +49,7 @@ class CocoDataConfig:
         val_split: split that selects the best weights.
         val_fraction: fraction of the training images to validate on if there are no annotations of `val_split`. The
             same images at every seed.
+        test_split: split on which the best weights are evaluated once, and `ppma eval` by default; None for none.
         classes: names of the categories to use, in this order; None for all of them, ordered by id.
         mean: channel means of images in [0, 1].
         std: channel standard deviations of images in [0, 1].
@@ -58,6 +59,7 @@ class CocoDataConfig:
     train_split: str = "train2017"
     val_split: str = "val2017"
     val_fraction: float = 0.1
+    test_split: str | None = None
     classes: tuple[str, ...] | None = None
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
@@ -72,8 +74,9 @@ class CocoDataConfig:
 class CocoInstances(CheckedData):
     """One split of a data set.
 
-    A training sample is `transform(image, target)`, where the target has boxes (n, 4), labels (n,) from 1 and masks
-    (n, H, W). Crowd regions and degenerate instances are skipped, as are images without any other instance.
+    A training sample is `transform(image, target)`, where the target has boxes (n, 4), labels (n,) from 1 and, unless
+    the split is read without them, masks (n, H, W). Crowd regions and degenerate instances are skipped, as are images
+    without any other instance.
     An evaluation sample is an image (3, H, W) in [0, 1] and its annotations from the file. They include crowd regions,
     in which detections are ignored; images without annotations are evaluated too.
 
@@ -81,15 +84,24 @@ class CocoInstances(CheckedData):
         data: the data set.
         split: name of the split.
         transform: transform of image and target for training; None for evaluation.
+        masks: read the outlines of instances, and skip instances without one; None reads them if any instance has one.
 
     Attributes:
         classes: class names, in the order of the labels 1, 2, ...
         left_out: number of skipped entries by reason.
+        masks: whether outlines are read.
     """
 
     unit = "instances"
 
-    def __init__(self, data: CocoDataConfig, split: str, transform: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        data: CocoDataConfig,
+        split: str,
+        transform: Callable[..., Any] | None = None,
+        *,
+        masks: bool | None = True,
+    ) -> None:
         split_off = _is_split_off(data, split)
         whole = data.train_split if split_off else split
         self.source = annotation_file(data.root, whole)
@@ -103,6 +115,9 @@ class CocoInstances(CheckedData):
         self.train, self.augment = transform is not None, transform
         self.left_out: Counter[str] = Counter()
         self._first: dict[str, str] = {}
+        self.masks = any(one.get("segmentation") for one in contents.annotations) if masks is None else masks
+        if masks is None and not self.masks:
+            warnings.warn(f"{self.source}: no outlines: the detector predicts boxes only", stacklevel=2)
         self._choose_classes(contents.categories, data.classes)
         self._choose_annotations(contents)
         if self.left_out:
@@ -144,7 +159,8 @@ class CocoInstances(CheckedData):
             if empty:
                 self._leave_out(_EMPTY, empty[0].file_name, len(empty))
         if not any(not one["iscrowd"] for kept in self.kept.values() for one in kept):
-            hint = "; Mask R-CNN needs 'segmentation' beside every 'bbox'" if self.left_out[_NO_OUTLINE] else ""
+            hint = "; Mask R-CNN needs 'segmentation' beside every 'bbox', detector.masks=false does not"
+            hint = hint if self.left_out[_NO_OUTLINE] else ""
             raise ValueError(f"{self.source}: expected images with instances, found none{self._summary()}{hint}")
 
     def _choose(self, annotation: dict[str, Any], entry: str) -> None:
@@ -159,10 +175,12 @@ class CocoInstances(CheckedData):
             return self._leave_out("crowd regions", entry)
         if not is_box(box) or clipped_box(box, image) is None:
             return self._leave_out("degenerate boxes", entry)
-        outline = self._outline(annotation.get("segmentation"), image, entry)
-        if outline is None:
-            return self._leave_out(_NO_OUTLINE, entry)
-        self.kept[image_id].append(
+        kept = self.kept[image_id]
+        if self.masks:
+            outline = self._outline(annotation.get("segmentation"), image, entry)
+            if outline is None:
+                return self._leave_out(_NO_OUTLINE, entry)
+        kept.append(
             {
                 "entry": entry,
                 "image_id": image_id,
@@ -170,8 +188,8 @@ class CocoInstances(CheckedData):
                 "iscrowd": int(bool(crowd)),
                 "bbox": box,
                 "area": area if is_number(area) and area >= 0 else box[2] * box[3],
-                "segmentation": outline,
             }
+            | ({"segmentation": outline} if self.masks else {})
         )
         return None
 
@@ -211,7 +229,7 @@ class CocoInstances(CheckedData):
         if self.augment is not None:
             return self.augment(tv_tensors.Image(transforms.pil_to_tensor(picture)), self._target(image_id))
         for one in self.kept[image_id]:
-            if isinstance(one["segmentation"], dict):
+            if isinstance(one.get("segmentation"), dict):
                 self._checked(one, run_lengths, one["segmentation"]["counts"], picture.width * picture.height)
         return image_tensor(picture), {
             "image_id": image_id,
@@ -231,16 +249,18 @@ class CocoInstances(CheckedData):
     def _target(self, image_id: Id) -> dict[str, Any]:
         annotations, image = self.kept[image_id], self.images[image_id]
         boxes = [clipped_box(one["bbox"], image) for one in annotations]
-        masks = [
-            self._checked(one, outline_mask, one["segmentation"], image.height, image.width) for one in annotations
-        ]
-        return {
+        target = {
             "boxes": tv_tensors.BoundingBoxes(
                 torch.tensor(boxes), format="XYXY", canvas_size=(image.height, image.width)
             ),
             "labels": torch.tensor([self.label_of[one["category_id"]] for one in annotations]),
-            "masks": tv_tensors.Mask(torch.from_numpy(np.stack(masks))),
         }
+        if self.masks:
+            masks = [
+                self._checked(one, outline_mask, one["segmentation"], image.height, image.width) for one in annotations
+            ]
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(np.stack(masks)))
+        return target
 
     def _checked(self, annotation: dict[str, Any], read: Callable[..., Any], *arguments: Any) -> Any:
         """Call `read`; an error names the annotation."""

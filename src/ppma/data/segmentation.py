@@ -44,6 +44,7 @@ class SegmentationDataConfig:
         val_split: split that selects the best weights, None for the layout's.
         val_fraction: fraction of the training images that a "folder" without validation images uses as validation
             split. The same images at every seed.
+        test_split: split on which the best weights are evaluated once, and `ppma eval` by default; None for none.
         classes: names of the classes, None for those of the layout (Cityscapes) or of the folder (classes.txt with a
             name on each line, or ADE20K's objectInfo150.txt).
         labels: convention of the label maps. "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k and 255
@@ -61,6 +62,7 @@ class SegmentationDataConfig:
     train_split: str | None = None
     val_split: str | None = None
     val_fraction: float = 0.1
+    test_split: str | None = None
     classes: tuple[str, ...] | None = None
     labels: Convention | None = None
     ignore_index: int | None = None

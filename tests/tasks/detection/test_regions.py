@@ -206,12 +206,10 @@ def test_padding_anchors(padding):
     """An image of 40 x 70 in a batch of 128 x 128: its own padding ends at 64 x 96."""
     rpn = small(padding_anchors=padding, exact_anchors=True).rpn
     grid = [torch.zeros(1, 1, 128 // stride, 128 // stride) for stride in (4, 8, 16, 32, 64)]
-    anchors = rpn.anchor_generator(ImageList(torch.zeros(2, 3, 128, 128), [(40, 70), (128, 128)]), grid)
+    rpn.image_sizes = [(40, 70), (128, 128)]
+    anchors = rpn.anchor_generator(ImageList(torch.zeros(2, 3, 128, 128), rpn.image_sizes), grid)
     box = torch.tensor([[4.0, 4, 38, 38]])
-    targets = [
-        {"boxes": box, "masks": torch.zeros(1, 40, 70)},
-        {"boxes": box[:0], "masks": torch.zeros(0, 128, 128)},
-    ]
+    targets = [{"boxes": box}, {"boxes": box[:0]}]
     labels, boxes = rpn.assign_targets_to_anchors(anchors, targets)
     centres = (anchors[0][:, :2] + anchors[0][:, 2:]).round() / 2
     outside = (centres[:, 0] >= 96) | (centres[:, 1] >= 64)

@@ -18,7 +18,8 @@ def coco_results(found: dict[str, Tensor], image_id: Id, category_ids: Sequence[
     """The detections of one image.
 
     Args:
-        found: output of the detector: boxes (n, 4), labels (n,) from 1, scores (n,) and masks (n, 1, H, W).
+        found: output of the detector: boxes (n, 4), labels (n,) from 1, scores (n,), and masks (n, 1, H, W) if
+            it has any.
         image_id: id of the image.
         category_ids: ids of the labels 1, 2, ...
 
@@ -28,19 +29,17 @@ def coco_results(found: dict[str, Tensor], image_id: Id, category_ids: Sequence[
     """
     boxes = found["boxes"].float().cpu().numpy().astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]
-    masks = (found["masks"][:, 0] >= MASK_THRESHOLD).to("cpu").numpy().astype(np.uint8)
-    return [
-        {
-            "image_id": image_id,
-            "category_id": category_ids[label - 1],
-            "score": score,
-            "bbox": box,
-            "segmentation": _run_lengths(mask),
-        }
-        for label, score, box, mask in zip(
-            found["labels"].tolist(), found["scores"].float().tolist(), boxes.tolist(), masks, strict=True
+    results = [
+        {"image_id": image_id, "category_id": category_ids[label - 1], "score": score, "bbox": box}
+        for label, score, box in zip(
+            found["labels"].tolist(), found["scores"].float().tolist(), boxes.tolist(), strict=True
         )
     ]
+    if "masks" in found:
+        masks = (found["masks"][:, 0] >= MASK_THRESHOLD).to("cpu").numpy().astype(np.uint8)
+        for result, mask in zip(results, masks, strict=True):
+            result["segmentation"] = _run_lengths(mask)
+    return results
 
 
 def _run_lengths(mask: np.ndarray) -> dict[str, Any]:

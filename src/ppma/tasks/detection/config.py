@@ -14,12 +14,13 @@ _MAX_CONVOLUTIONS = 1024
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """The neck and the heads of Mask R-CNN.
+    """The neck and the heads of Mask R-CNN, or of Faster R-CNN without masks.
 
     The defaults are torchvision's; `DetectorConfig.mmdetection()` is the detector of MMDetection 2.28, which the
     authors trained.
 
     Attributes:
+        masks: predict masks (Mask R-CNN) or boxes only (Faster R-CNN); None for masks if the training data have any.
         channels: channels of the pyramid and of the mask head.
         box_channels: channels of the two linear layers of the box head.
         mask_convolutions: number of convolutions in the mask head.
@@ -58,6 +59,7 @@ class DetectorConfig:
             pixels, "mmdetection" samples it at the centre of every pixel of the image.
     """
 
+    masks: bool | None = None
     channels: int = 256
     box_channels: int = 1024
     mask_convolutions: int = 4
@@ -146,7 +148,7 @@ class ScoringConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionConfig(DenseConfig):
-    """A Mask R-CNN run.
+    """A Mask R-CNN or Faster R-CNN run.
 
     Attributes:
         data: where images and annotations are, and how images are normalised.

@@ -33,7 +33,8 @@ def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments
             raise ValueError(f"{assignment}: expected changes of data only, the checkpoint determines the detector")
     model, stored, classes = load_detector(checkpoint)
     config = data_configuration(stored, "detection", data, assignments)
-    held_out = CocoInstances(config.data, split or config.data.val_split)
+    masks = stored.detector.masks is not False
+    held_out = CocoInstances(config.data, split or config.data.test_split or config.data.val_split, masks=masks)
     check_data_classes(held_out.classes, classes)
     return Evaluation(model, CocoMetrics(held_out.classes), held_out)
 
@@ -84,10 +85,15 @@ def predict(
         for path, picture in read_images([*ids.images], problems, report):
             (found,) = model([image_tensor(picture).to(device)])
             found = {key: value[found["scores"] >= options.threshold].cpu() for key, value in found.items()}
-            masks, scores = found["masks"][:, 0] >= MASK_THRESHOLD, found["scores"].tolist()
+            scores, outlined = found["scores"].tolist(), "masks" in found
+            empty = torch.zeros(len(scores), picture.height, picture.width, dtype=torch.bool)
+            masks = found["masks"][:, 0] >= MASK_THRESHOLD if outlined else empty
             names = [classes[label - 1] for label in found["labels"].tolist()]
             described = zip(names, scores, found["boxes"].tolist(), masks.sum((1, 2)).tolist(), strict=True)
-            instances = [{"class": n, "score": s, "box": box, "pixels": area} for n, s, box, area in described]
+            instances: list[dict[str, Any]] = [
+                {"class": n, "score": s, "box": box} | ({"pixels": area} if outlined else {})
+                for n, s, box, area in described
+            ]
             values: dict[str, Any] = {"image": str(path), "instances": instances}
             if folder.path is not None:
                 image_id = ids.images[path]
@@ -120,8 +126,10 @@ def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:
     regions = [images.new_tensor([[0, 0, images.shape[-1], images.shape[-2]]])] * len(images)
     objectness, deltas = model.rpn.head(list(levels.values()))
     scores, boxes = heads.box_predictor(heads.box_head(heads.box_roi_pool(levels, regions)))
-    masks = heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(levels, regions)))
-    return torch.cat([part.flatten(1) for part in (*objectness, *deltas, scores, boxes, masks)], 1)
+    parts = [*objectness, *deltas, scores, boxes]
+    if heads.has_mask():
+        parts.append(heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(levels, regions))))
+    return torch.cat([part.flatten(1) for part in parts], 1)
 
 
 def exportable(checkpoint: Checkpoint, **_: Any) -> NoReturn:

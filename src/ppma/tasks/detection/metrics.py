@@ -27,7 +27,7 @@ class _Records(NamedTuple):
 
 
 class CocoMetrics(Metrics):
-    """AP, AP50, AP75 and AP of small, medium and large objects in percent, for boxes and for masks.
+    """AP, AP50, AP75 and AP of small, medium and large objects in percent, for boxes and, if there are any, for masks.
 
     The ground truth comes with the batches, so only the images that were evaluated count. Sizes without any object
     have no entry.
@@ -65,7 +65,8 @@ class CocoMetrics(Metrics):
         measured: dict[str, float] = {}
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
             truth.createIndex()
-            for name, kind in _KINDS.items():
+            outlined = all("segmentation" in one for one in (*annotations, *detections))
+            for name, kind in _KINDS.items() if outlined else [("box", "bbox")]:
                 evaluation = self._evaluations[name] = _evaluate(truth, detections, kind)
                 pairs = zip(_STATISTICS, evaluation.stats[: len(_STATISTICS)].tolist(), strict=True)
                 # -1: no object of this size

@@ -1,4 +1,4 @@
-"""Mask R-CNN with a polyline backbone: torchvision's detector on a feature pyramid of the four stages."""
+"""Mask R-CNN and Faster R-CNN with our backbones: torchvision's detectors on a feature pyramid of the four stages."""
 
 from collections import OrderedDict
 from typing import Any
@@ -60,10 +60,11 @@ class PyramidBackbone(nn.Module):
 
 
 class PolylineMaskRCNN(GeneralizedRCNN):
-    """Mask R-CNN with a polyline backbone.
+    """Mask R-CNN with a polyline backbone; Faster R-CNN with `DetectorConfig(masks=False)`.
 
     In training mode it takes images (3, H, W) in [0, 1], scaled by the augmentation, and targets, and returns losses.
     In evaluation mode it scales the images itself and returns boxes, labels, scores and masks in their coordinates.
+    Without masks, neither targets nor results have any.
 
     Args:
         body: the backbone.
@@ -147,6 +148,7 @@ def _region_heads(detector: DetectorConfig, num_classes: int, strides: list[int]
     def pool(size: int) -> PyramidRoIAlign:
         return PyramidRoIAlign(LEVELS, strides, size, sampling_ratio=detector.sampling_ratio, aligned=detector.aligned)
 
+    masks = detector.masks is not False
     box_predictor, mask_predictor = (
         (FastRCNNPredictor, MaskRCNNPredictor)
         if detector.background_outputs
@@ -164,9 +166,9 @@ def _region_heads(detector: DetectorConfig, num_classes: int, strides: list[int]
         score_thresh=detector.score_threshold,
         nms_thresh=0.5,
         detections_per_img=detector.detections,
-        mask_roi_pool=pool(MASK_GRID),
-        mask_head=MaskRCNNHeads(channels, (channels,) * detector.mask_convolutions, 1),
-        mask_predictor=mask_predictor(channels, channels, num_classes),
+        mask_roi_pool=pool(MASK_GRID) if masks else None,
+        mask_head=MaskRCNNHeads(channels, (channels,) * detector.mask_convolutions, 1) if masks else None,
+        mask_predictor=mask_predictor(channels, channels, num_classes) if masks else None,
         beta=detector.box_loss_beta,
         binary_masks=detector.binary_masks,
         min_side=0.0 if detector.keep_tiny_boxes else 1e-2,
@@ -216,6 +218,7 @@ def cost(
         shadow.rpn.head(list(levels.values()))
         heads, channels = shadow.roi_heads, shadow.backbone.out_channels
         heads.box_predictor(heads.box_head(torch.empty(proposals, channels, BOX_GRID, BOX_GRID, device="meta")))
-        heads.mask_predictor(heads.mask_head(torch.empty(masks, channels, MASK_GRID, MASK_GRID, device="meta")))
+        if heads.has_mask():
+            heads.mask_predictor(heads.mask_head(torch.empty(masks, channels, MASK_GRID, MASK_GRID, device="meta")))
 
     return count(model, run)

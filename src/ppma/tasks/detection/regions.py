@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
@@ -161,9 +162,9 @@ class ProposalHead(RPNHead):
         return [at_least_float32(level) for level in logits], [at_least_float32(level) for level in deltas]
 
 
-def _inside(anchors: Tensor, masks: Tensor) -> Tensor:
-    """Which anchors (n, 4) have their centre in an image of the size of `masks`, padded to a multiple of 32."""
-    height, width = (-(-side // 32) * 32 for side in masks.shape[-2:])
+def _inside(anchors: Tensor, size: tuple[int, int]) -> Tensor:
+    """Which anchors (n, 4) have their centre in an image of this height and width, padded to a multiple of 32."""
+    height, width = (-(-side // 32) * 32 for side in size)
     centres = (anchors[:, :2] + anchors[:, 2:]) / 2
     return (centres < centres.new_tensor((width, height)) - 0.5).all(1)  # centres are whole, but for rounding
 
@@ -180,6 +181,14 @@ class ProposalNetwork(RegionProposalNetwork):
     def __init__(self, *, beta: float, padding_anchors: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.beta, self.padding_anchors = beta, padding_anchors
+        self.image_sizes: list[tuple[int, int]] = []  # of the images of the batch, before padding
+
+    def forward(
+        self, images: ImageList, features: dict[str, Tensor], targets: list[dict[str, Tensor]] | None = None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Proposals of each image, and losses in training mode."""
+        self.image_sizes = images.image_sizes
+        return super().forward(images, features, targets)
 
     def assign_targets_to_anchors(
         self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
@@ -187,7 +196,7 @@ class ProposalNetwork(RegionProposalNetwork):
         """Labels (1 object, 0 background, -1 neither) and boxes to learn, for the anchors of each image."""
         if self.padding_anchors:
             return super().assign_targets_to_anchors(anchors, targets)
-        chosen = [_inside(of_image, target["masks"]) for of_image, target in zip(anchors, targets, strict=True)]
+        chosen = [_inside(of_image, size) for of_image, size in zip(anchors, self.image_sizes, strict=True)]
         found = super().assign_targets_to_anchors([a[i] for a, i in zip(anchors, chosen, strict=True)], targets)
         labels, boxes = [a.new_full((len(a),), -1) for a in anchors], [torch.zeros_like(a) for a in anchors]
         for index, inside in enumerate(chosen):
@@ -239,12 +248,12 @@ class RegionHeads(RoIHeads):
         regions, matched = (
             [values[i] for values, i in zip(all_, inside, strict=True)] for all_ in (proposals, matched)
         )
+        losses = {"loss_classifier": F.cross_entropy(logits, label), "loss_box_reg": boxes}
+        if not self.has_mask():
+            return [], losses
         masks = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, regions, image_shapes)))
-        return [], {
-            "loss_classifier": F.cross_entropy(logits, label),
-            "loss_box_reg": boxes,
-            "loss_mask": self._mask_loss(masks, regions, [target["masks"] for target in targets or ()], matched, label),
-        }
+        outlines = [target["masks"] for target in targets or ()]
+        return [], {**losses, "loss_mask": self._mask_loss(masks, regions, outlines, matched, label)}
 
     def _mask_loss(
         self, logits: Tensor, regions: list[Tensor], masks: list[Tensor], matched: list[Tensor], label: Tensor

@@ -47,7 +47,8 @@ class ImageScaling(GeneralizedRCNNTransform):
         for found, scaled, original in zip(result, image_shapes, original_image_sizes, strict=True):
             down, right = (length / before for length, before in zip(original, scaled, strict=True))
             found["boxes"] = found["boxes"] * found["boxes"].new_tensor((right, down, right, down))
-            found["masks"] = paste_masks(found["masks"], found["boxes"], original)
+            if "masks" in found:
+                found["masks"] = paste_masks(found["masks"], found["boxes"], original)
         return result
 
 

@@ -1,5 +1,6 @@
 """The detection task: model, data, loss and metrics for the trainer."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping
@@ -42,19 +43,29 @@ class Detection(Task[DetectionConfig]):
     @functools.cached_property
     def source(self) -> CocoInstances:
         """The training split."""
-        return CocoInstances(self.config.data, self.config.data.train_split, train_transform(self.config.augment))
+        data, transform = self.config.data, train_transform(self.config.augment)
+        return CocoInstances(data, data.train_split, transform, masks=self.config.detector.masks)
+
+    @functools.cached_property
+    def settled(self) -> DetectionConfig:
+        """The configuration with `detector.masks` as the data decide, to build and store the detector."""
+        detector = dataclasses.replace(self.config.detector, masks=self.source.masks)
+        return dataclasses.replace(self.config, detector=detector)
 
     def model(self) -> nn.Module:
-        return make_detector(starting_backbone(self.config), self.config, len(self.source.classes))
+        return make_detector(starting_backbone(self.config), self.settled, len(self.source.classes))
 
     def train_data(self) -> Dataset:
         return self.source
 
     def eval_data(self) -> Mapping[str, Dataset]:
-        split = self.config.data.val_split
-        held_out = CocoInstances(self.config.data, split)
-        check_classes(held_out.classes, self.source.classes, found=f"split {split!r}", expected="the training data")
-        return {"val": held_out}
+        data, classes = self.config.data, self.source.classes
+        splits = {"val": data.val_split} | ({"test": data.test_split} if data.test_split else {})
+        opened = {}
+        for name, split in splits.items():
+            opened[name] = CocoInstances(data, split, masks=self.source.masks)
+            check_classes(opened[name].classes, classes, found=f"split {split!r}", expected="the training data")
+        return opened
 
     def draw(self, sample: tuple[Tensor, dict[str, Any]]) -> Panel:
         image, target = sample
@@ -78,4 +89,4 @@ class Detection(Task[DetectionConfig]):
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineMaskRCNN)
-        save_detector(model, path, self.config, self.source.classes)
+        save_detector(model, path, self.settled, self.source.classes)

@@ -11,9 +11,10 @@ from torch import Tensor
 from ppma import config as configs
 from ppma.atomic import write_atomically
 from ppma.data.coco import CocoDataConfig
-from ppma.models import Checkpoint, CheckpointError, open_checkpoint
+from ppma.models import BackboneConfig, Checkpoint, CheckpointError, open_checkpoint
 from ppma.models.checkpoints import mmdetection
 from ppma.models.checkpoints.weights import build, check_tensors
+from ppma.models.loading import description
 from ppma.tasks.dense.backbone import Backbone, dense_backbone_of
 from ppma.tasks.dense.weights import load_model, save_model
 from ppma.tasks.detection.config import DetectorConfig, ScoringConfig
@@ -104,9 +105,11 @@ def export_mmdetection(model: PolylineMaskRCNN, path: Path, classes: tuple[str, 
         path: output file, `.pth`.
         classes: class names.
     """
-    body = model.backbone.body.config
-    if model.detector.background_outputs or body.formulation != "release":
+    body = description(model.backbone.body)
+    if not isinstance(body, BackboneConfig) or body.formulation != "release" or model.detector.background_outputs:
         raise ValueError("model: expected background_outputs=False and formulation='release', as MMDetection's models")
+    if model.detector.masks is False:
+        raise ValueError("model: expected a Mask R-CNN, got a Faster R-CNN")
     contents = {"meta": {"CLASSES": classes}, "state_dict": mmdetection.restore(model.state_dict(), body)}
     buffer = io.BytesIO()
     torch.save(contents, buffer)

@@ -37,7 +37,7 @@ def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments
     """See `ppma.tasks.base.Task.evaluation`; `data` is a recipe or the folder of a data set."""
     model, stored, classes = load_segmenter(checkpoint)
     config = data_configuration(stored, "segmentation", data, assignments)
-    held_out = SegmentationImages(config.data, split or config.data.split("val"))
+    held_out = SegmentationImages(config.data, split or config.data.test_split or config.data.split("val"))
     if checkpoint.native or len(held_out.classes) != len(classes):  # MMSegmentation abbreviates ADE20K's names
         check_classes(held_out.classes, classes, found="the data", expected="the checkpoint")
     return Evaluation(model, PixelMetrics(classes, config.data, config.test), with_histogram(held_out))

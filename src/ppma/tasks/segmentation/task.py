@@ -72,7 +72,9 @@ class Segmentation(Task[SegmentationConfig]):
         return with_histogram(self._open("train"))
 
     def eval_data(self) -> Mapping[str, Dataset]:
-        return {"val": with_histogram(self._open("val"))}
+        data = self.config.data
+        splits = {"val": data.split("val")} | ({"test": data.test_split} if data.test_split else {})
+        return {name: with_histogram(SegmentationImages(data, split)) for name, split in splits.items()}
 
     def checked_data(self) -> dict[str, SegmentationImages]:
         return {"train": self._open("train"), "val": self._open("val")}
