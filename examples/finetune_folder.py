@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import ppma
 from ppma.data.arrays import digits
-from ppma.tasks.classification.inference import PredictOptions, predict
+from ppma.tasks.classification.inference import ClassifyOptions, predict
 from ppma.tasks.run import train
 
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
             print(f"{start}: {accuracy:.1f} % of the validation images right after {options.steps} steps")
         image = next(path for path in sorted(folder.glob("val/*/*")) if path.is_file())
         tuned = ppma.open_checkpoint(work / "tuned" / "best.safetensors")
-        (prediction,) = predict(tuned, [image], PredictOptions(top=2))
+        (prediction,) = predict(tuned, [image], ClassifyOptions(top=2))
         for name, probability in zip(*map(prediction.values.get, ("classes", "probabilities")), strict=True):
             print(f"{image.relative_to(folder)} shows {name!r} with probability {probability:.2f}")
     return accuracies

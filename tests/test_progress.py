@@ -71,6 +71,19 @@ def test_progress_narrow_terminal(monkeypatch, clock):
     assert [len(text) for text in lines(sys.stderr)] == [20]
 
 
+def test_progress_clear(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.Progress("work", 2) as line:
+        line.clear()
+        assert sys.stderr.getvalue() == ""  # nothing was drawn
+        clock[0] += 2
+        line.advance()
+        line.clear()
+        cleared = sys.stderr.getvalue()
+        assert cleared.endswith("\r\033[K")
+    assert sys.stderr.getvalue() == cleared
+
+
 def test_announce_terminal_only(monkeypatch):
     for stream, expected in ((Terminal(), "run 1\n"), (io.StringIO(), "")):
         monkeypatch.setattr(sys, "stderr", stream)

@@ -1,9 +1,16 @@
-"""Checks of output paths, made before the work rather than after it."""
+"""Output files: checks of paths, made before the work rather than after it, and contents."""
 
+import csv
+import io
+import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> Path:
@@ -40,3 +47,36 @@ def check_target(name: str, path: str | Path, suffixes: Sequence[str] = ()) -> P
     if target.exists() and not os.access(target, os.W_OK):
         raise ValueError(f"{name}: cannot write {target}: it is read-only")
     return target
+
+
+def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    r"""A table with a header; None is an empty cell.
+
+    Examples:
+        >>> csv_bytes(("class", "IoU"), [("sky", 87.5), ("bird, small", None)])
+        b'class,IoU\nsky,87.5\n"bird, small",\n'
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue().encode(errors="surrogateescape")  # names of files that are no UTF-8
+
+
+def json_bytes(value: Any) -> bytes:
+    r"""A value as JSON: a list with an item on each line, anything else indented.
+
+    Examples:
+        >>> json_bytes([{"id": 1}, {"id": 2}])
+        b'[\n{"id": 1},\n{"id": 2}\n]\n'
+    """
+    if isinstance(value, list):
+        return ("[\n" + ",\n".join(map(json.dumps, value)) + "\n]\n").encode()
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def png_bytes(picture: "Image.Image") -> bytes:
+    """A picture as PNG."""
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()

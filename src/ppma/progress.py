@@ -46,8 +46,13 @@ class Progress:
         self._finished.set()
         if self._thread is not None:
             self._thread.join()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the line until the next step redraws it, to print something else."""
         if self._visible:
             _write("")
+            self._visible = False
 
     def advance(self, note: str = "") -> None:
         """Count one step as done.

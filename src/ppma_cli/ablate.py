@@ -6,6 +6,7 @@ from pathlib import Path
 from ppma_cli import choices
 from ppma_cli.output import show_warnings_in_one_line
 from ppma_cli.settings import add_settings
+from ppma_cli.study import run_study
 
 HELP = "train one recipe with each mask and several seeds; print one table"
 
@@ -28,24 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train with each mask and several seeds and print one table; finished runs are reused."""
-    from ppma.engine.errors import StoppedError
     from ppma.tasks import registry
     from ppma.tasks.ablation import Ablation
 
     show_warnings_in_one_line()
     config = registry.load_config(arguments.recipe, arguments.assignments)
     out = Path(arguments.out or Path("runs") / Path(arguments.recipe).stem)
-    study = Ablation(config, arguments.masks.split(","), arguments.seeds, out)
-    try:
-        study.run()
-    except StoppedError as stopped:
-        raise StoppedError("stopped; run the same command again to continue", stopped.signal) from None
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "interrupted; run the same command again to continue from the latest checkpoint"
-        ) from None
-    finally:  # print the finished runs even if a later one failed
-        if study.results():
-            print(study.table())
-            print(f"\nwrote {out / 'ablation.md'}, {out / 'ablation.json'}")
-    return 0
+    return run_study(Ablation(config, arguments.masks.split(","), arguments.seeds, out))

@@ -17,13 +17,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, help="per process (default: 64; detection and segmentation: 4)")
     parser.add_argument("--workers", type=int, default=0, help="data loader processes (default: %(default)s)")
     parser.add_argument("--amp", choices=choices.AMP, default="none", help="mixed precision (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder for metrics.json, classes.csv, the confusion matrix (classification, segmentation) and "
+        "predictions.json in COCO's results format (detection)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace such files in DIR")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint and print its metrics."""
-    from ppma.engine.logging import format_metrics
+    from ppma.engine.logging import format_metrics, headline
     from ppma.models import open_checkpoint
     from ppma.tasks.registry import task_class
 
@@ -37,6 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         amp=arguments.amp,
         batch_size=arguments.batch_size,
+        out=arguments.out,
+        overwrite=arguments.overwrite,
     )
-    tell(json.dumps(measured, indent=2) if arguments.json else format_metrics(measured))
+    if arguments.json:
+        tell(json.dumps(measured, indent=2))
+    else:
+        where = f", details in {arguments.out}" if arguments.out else ""
+        tell(f"{measured['count']} samples, {measured['per_second']:.3g} per second{where}")
+        tell(format_metrics(headline(measured)))
     return 0

@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     height, width = asked or inside.pretrained_cfg["input_size"][1:]
     dynamic = not arguments.static
     exporting.check_size(model, (height, width), dynamic=dynamic)
-    sizes = [(height, width), (height + 32, width + 17)] if dynamic else [(height, width)]
+    any_size = dynamic and exporting.takes_any_size(model)
+    sizes = [(height, width), (height + 32, width + 17)] if any_size else [(height, width)]
     if target.suffix.lower() == ".onnx":
         with Progress("exporting to ONNX"):
             exporting.export_onnx(
@@ -57,8 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
         compare, what = exporting.program_differences, "torch.export program, compared after loading"
     with Progress("comparing outputs"):
         differences = compare(model, target, sizes)
-    shape = "(batch, {}, height, width)" if dynamic else f"(1, {{}}, {height}, {width})"
-    print(f"{target}: image {shape.format(inside.config.in_chans)} to {', '.join(outputs.values())}; {what}:")
+    shape = ", ".join(
+        (
+            "batch" if dynamic else "1",
+            str(exporting.input_channels(model)),
+            "height, width" if any_size else f"{height}, {width}",
+        )
+    )
+    print(f"{target}: image ({shape}) to {', '.join(outputs.values())}; {what}:")
     for size, difference in zip(sizes, differences, strict=True):
         print(f"  {size[0]}x{size[1]}: differs from eager by {difference:.1e} of the largest output")
     return 0 if max(differences) < _AGREEMENT else 1

@@ -1,17 +1,17 @@
-"""`ppma kernels`: predicted cost of the GPU kernels; with `--report`, their registers, shared memory and spills."""
+"""`ppma kernels`: predicted cost of the GPU kernels; with `--report`, what the compiler makes of them."""
 
 import argparse
 
 from ppma_cli import choices
 
-HELP = "the GPU kernels: predicted cost; registers, shared memory and spills (--report)"
+HELP = "the GPU kernels: predicted cost; registers, occupancy and instructions a score (--report)"
 
 _MOST_CHANNELS = 256  # heads usually have 16 to 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--report", action="store_true", help="compile every kernel and print registers, shared memory and spills"
+        "--report", action="store_true", help="compile every kernel; registers, spills, occupancy, instructions a score"
     )
     parser.add_argument(
         "--targets",

@@ -1,25 +1,45 @@
 """`ppma predict`: classify images, or detect and segment what they show."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppma_cli.output import show_warnings_in_one_line
 
+if TYPE_CHECKING:
+    from ppma.progress import Progress
+    from ppma.tasks.base import Prediction
+
 HELP = "classify images, or detect and segment what they show"
+
+_OPTIONS = ("out", "overwrite", "device", "batch_size", "top", "threshold", "annotations")  # None if not given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a weight file, such as best.safetensors of a run, or a published name")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="an image file or a folder of images")
-    parser.add_argument("--top", type=int, help="number of classes to print (classification; default: 5)")
     parser.add_argument(
-        "--out", help="file for the drawn result, or a folder for several images (detection, segmentation)"
+        "images", nargs="+", metavar="PATH", help="an image, a folder of images, or a pattern ('**/*.jpg')"
     )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="folder for result files: predictions.csv (classification), label maps and overlays (segmentation), "
+        "predictions.json in COCO's results format and overlays (detection)",
+    )
+    parser.add_argument("--overwrite", action="store_true", default=None, help="replace result files in DIR")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU if there is one)")
+    parser.add_argument("--batch-size", type=int, help="images at once (classification; default: 16)")
+    parser.add_argument("--top", type=int, help="number of classes to show (classification; default: 5)")
     parser.add_argument("--threshold", type=float, help="minimum score of an instance (detection; default: 0.5)")
+    parser.add_argument(
+        "--annotations",
+        metavar="FILE",
+        help="COCO annotations with the ids for predictions.json (detection; default: numbers from 1)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="options", help="a task-specific option"
@@ -32,31 +52,50 @@ def run(arguments: argparse.Namespace) -> int:
     An image that cannot be read is reported on stderr and skipped; the exit code is then 2.
     """
     from ppma.config import override
+    from ppma.data.decoding import image_files
     from ppma.models import open_checkpoint
+    from ppma.progress import Progress
     from ppma.tasks.registry import task_class
 
     show_warnings_in_one_line()
-    problems: list[str] = []
-
-    def report(problem: str) -> None:
-        problems.append(problem)
-        print(f"ppma predict: {problem}", file=sys.stderr)
-
     checkpoint = open_checkpoint(arguments.checkpoint)
     task = task_class(checkpoint.task, str(checkpoint.path))
-    given = {name: getattr(arguments, name) for name in ("top", "out", "threshold")}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(arguments, name) for name in _OPTIONS if getattr(arguments, name) is not None}
     known = {field.name for field in dataclasses.fields(task.predict_options)}
     if foreign := sorted(given.keys() - known):
-        raise ValueError(f"--{foreign[0]}: not an option of {checkpoint.task}")
+        raise ValueError(f"--{foreign[0].replace('_', '-')}: not an option of {checkpoint.task}")
     options = task.parse_options(override(given, arguments.options))
-    predictions = task.predict(checkpoint, arguments.images, options, report)
-    if arguments.json:
-        _print_json(one.values for one in predictions)
-    else:
-        for one in predictions:
-            print("\n".join(one.lines), flush=True)
-    return 2 if problems else 0
+    paths, problems = image_files(arguments.images)
+    failures: list[str] = []
+    with Progress("predict", len(paths)) as progress:
+
+        def report(problem: str) -> None:
+            failures.append(problem)
+            progress.clear()
+            print(f"ppma predict: {problem}", file=sys.stderr)
+
+        for problem in problems:
+            report(problem)
+        with contextlib.closing(task.predict(checkpoint, paths, options, report)) as predictions:
+            counted = _count(predictions, progress)
+            if arguments.json:
+                _print_json(one.values for one in counted)
+            else:
+                for one in counted:
+                    print("\n".join(one.lines), flush=True)
+    if failures:
+        print(f"ppma predict: {len(failures)} failed, {progress.done} predicted", file=sys.stderr)
+    if options.out is not None and not arguments.json:
+        print(f"{progress.done} predicted, results in {options.out}")
+    return 2 if failures else 0
+
+
+def _count(predictions: "Iterator[Prediction]", progress: "Progress") -> "Iterator[Prediction]":
+    """Yield the predictions with the progress line out of the way, and count them."""
+    for one in predictions:
+        progress.clear()
+        yield one
+        progress.advance()
 
 
 def _print_json(items: Iterator[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import builtins
 import io
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,6 +224,25 @@ def test_image_files_folders_and_names(tmp_path):
         f"{folder}: expected images (.jpg, .jpeg, .png, .webp, .bmp, .gif, .tif, .tiff, .ppm, .jp2, .avif) "
         "in this folder, found 1 other files and 1 folders"
     ]
+
+
+def test_image_files_patterns(tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("a/2.jpg", "a/1.jpg", "a/b/3.jpg", "a/b/notes.txt", "[x].png"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert image_files(["a/*.jpg"])[0] == [Path("a/1.jpg"), Path("a/2.jpg")]
+    assert image_files(["a/**/*"])[0] == [Path("a/1.jpg"), Path("a/2.jpg"), Path("a/b/3.jpg")]
+    assert image_files(["[x].png"]) == ([Path("[x].png")], [])  # a file of this name is no pattern
+    paths, (problem,) = image_files(["a/*.png"])
+    assert paths == []
+    assert problem.startswith("a/*.png: expected images (.jpg")
+    assert problem.endswith("that match, found 0 other files and 0 folders")
+
+
+def test_image_files_repeated(tmp_path):
+    (tmp_path / "1.jpg").touch()
+    assert image_files([tmp_path / "1.jpg", tmp_path, str(tmp_path / "*.jpg")]) == ([tmp_path / "1.jpg"], [])
 
 
 def test_read_images_reports_broken(tmp_path):

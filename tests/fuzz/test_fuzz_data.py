@@ -297,7 +297,7 @@ def test_fuzz_annotations(scenes, seed, cases):
                         check_training_sample(sample, len(images.classes))
                     continue
                 for model in (blind, sharp):
-                    metrics = CocoMetrics()
+                    metrics = CocoMetrics(images.classes)
                     for image, truth in samples:
                         metrics.update(model, ([image], [truth]))
                     assert all(0 <= value <= 100 for value in metrics.compute([metrics.state()]).values())

@@ -111,6 +111,22 @@ def test_forward_valid(prefix, kind, formulation):
     assert torch.isfinite(attention(x, grid=(3, 4), valid=valid)).all()
 
 
+@pytest.mark.parametrize("formulation", COMBINE)
+@pytest.mark.parametrize("kind", ["full", "criss_cross", "linear", "decomposed"])
+def test_forward_valid_compile_autocast_and_empty(kind, formulation):
+    attention = module(kind=kind, formulation=formulation, rope=True, local_kernel=3).float()
+    x, valid = torch.randn(2, 3, 4, 12, requires_grad=True), torch.rand(2, 3, 4) < 0.5
+    valid[0] = False
+    expected = attention(x, valid=valid)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, valid=valid), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(x, valid=valid)
+    out.float().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert attention(x[:0], valid=valid[:0]).shape == (0, 3, 4, 12)
+
+
 def test_forward_wrong_valid():
     with pytest.raises(ValueError, match=r"^valid: expected torch.bool of shape \(2, 3, 4\)"):
         module()(torch.randn(2, 3, 4, 12, dtype=torch.float64), valid=torch.ones(2, 4, 3, dtype=torch.bool))
@@ -181,9 +197,10 @@ def test_gradients(kind, tokens, formulation):
     assert torch.autograd.gradcheck(function, (x, *parameters), fast_mode=True)
 
 
-def test_forward_autocast_and_half():
+@pytest.mark.parametrize("kind", ["criss_cross", "linear", "decomposed"])
+def test_forward_autocast_and_half(kind):
     torch.manual_seed(0)
-    attention = PolylineAttention(64, 4, kind="criss_cross", rope=True, local_kernel=5)
+    attention = PolylineAttention(64, 4, kind=kind, rope=True, local_kernel=5)
     x = torch.randn(2, 6, 5, 64)
     exact = attention(x)
     for dtype in (torch.bfloat16, torch.float16):
@@ -193,7 +210,7 @@ def test_forward_autocast_and_half():
         # one rounding of every operand of a few chained products of O(1) numbers
         bound = 8 * torch.finfo(dtype).eps * exact.abs().max()
         assert (out - exact).abs().max() < bound
-        cast = PolylineAttention(64, 4, kind="criss_cross", rope=True, local_kernel=5)
+        cast = PolylineAttention(64, 4, kind=kind, rope=True, local_kernel=5)
         cast.load_state_dict(attention.state_dict())
         assert (cast.to(dtype)(x.to(dtype)) - exact).abs().max() < 2 * bound
 

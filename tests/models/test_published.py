@@ -311,8 +311,7 @@ def test_weights_verify_mistakes(cache, offline, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_predict_name_detection(offline, photo, tmp_path, capsys):
-    drawn = str(tmp_path / "drawn.png")
-    assert main(["predict", COCO, str(photo), "--json", "--out", drawn]) == 0
+    assert main(["predict", COCO, str(photo), "--json", "--out", str(tmp_path / "out")]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
     assert {one["class"] for one in prediction["instances"]} == {"thing 3"}
 
@@ -338,7 +337,7 @@ def test_predict_name_imagenet(files, offline, photo, capsys):
 
 @pytest.mark.slow
 def test_predict_name_segmentation(offline, photo, tmp_path, capsys):
-    assert main(["predict", ADE20K, str(photo), "--json", "--out", str(tmp_path / "drawn.png")]) == 0
+    assert main(["predict", ADE20K, str(photo), "--json", "--out", str(tmp_path / "out")]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
     assert set(prediction["shares"]) <= set(CLASSES)
 

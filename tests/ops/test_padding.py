@@ -133,6 +133,16 @@ def test_padding_is_cropping(function, backend):
     torch.testing.assert_close(padded, cropped)
 
 
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@kinds
+def test_empty_batch(function, backend):
+    tensors, valid = inputs((3, 4))
+    run = functools.partial(function, valid=valid[:0], backend=backend)
+    out, *gradients = outputs_and_gradients(run, [t[:0] for t in tensors])
+    assert out.shape == (0, 2, 3, 4, 3)
+    assert all(gradient.numel() == 0 for gradient in gradients)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @kinds
 def test_half_precision(function, dtype):

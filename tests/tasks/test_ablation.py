@@ -138,6 +138,12 @@ def test_ablation_segmentation_init(ablate_scenes, tmp_path, capsys):
     assert f"found none at {tmp_path}/v2h0.safetensors" in capsys.readouterr().err
 
 
-def test_ablation_other_task(scenes, tmp_path, capsys):
-    assert main(["ablate", "scenes_maskrcnn_nano", "--out", str(tmp_path), f"data.root={scenes}"]) == 2
-    assert "task: expected one that counts and times its models, got detection" in capsys.readouterr().err
+def test_ablation_other_task(tmp_path, capsys, monkeypatch):
+    monkeypatch.delattr(Classification, "macs")
+    assert main(["ablate", "digits_ablation", "--out", str(tmp_path)]) == 2
+    assert "task: expected one that counts and times its models, got classification" in capsys.readouterr().err
+
+
+def test_ablation_timm_model(tmp_path, capsys):
+    assert main(["ablate", "digits_ablation", "--out", str(tmp_path), "model=test_resnet"]) == 2
+    assert "model: expected one of 'ppma_nano'" in capsys.readouterr().err

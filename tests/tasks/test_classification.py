@@ -1,5 +1,6 @@
 """Training, evaluation and prediction by the command line, on small runs."""
 
+import csv
 import json
 import re
 import shutil
@@ -35,13 +36,50 @@ def folder(tmp_path):
 
 def test_metrics_values():
     scores = torch.tensor([[0.9, 0.1, 0, 0, 0, 0, 0], [0.1, 0.9, 0, 0, 0, 0, 0], [7.0, 6, 5, 4, 3, 2, 1]]).double()
-    metrics = ClassificationMetrics()
+    metrics = ClassificationMetrics("abcdefg")
     metrics.update(lambda images: images, (scores, torch.tensor([0, 0, 6])))
-    measured = metrics.compute([metrics.state(), ClassificationMetrics().state()])
+    measured = metrics.compute([metrics.state(), ClassificationMetrics("abcdefg").state()])
     assert measured["top1"] == pytest.approx(100 / 3)
     assert measured["top5"] == pytest.approx(200 / 3)
     expected = torch.nn.functional.cross_entropy(scores.float(), torch.tensor([0, 0, 6]))
     assert measured["loss"] == pytest.approx(expected.item())
+
+
+def test_metrics_details():
+    first, second = ClassificationMetrics("abc"), ClassificationMetrics("abc")
+    first.update(lambda images: images, (torch.eye(3)[[0, 0, 1]], torch.tensor([0, 1, 1])))
+    second.update(lambda images: images, (torch.eye(3)[[0]], torch.tensor([0])))
+    details = first.details([first.state(), second.state(), ClassificationMetrics("abc").state()])
+    assert details.confusion.tolist() == [[2, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert details.classes == [
+        {"class": "a", "count": 2, "accuracy": 100, "precision": 100 * 2 / 3},
+        {"class": "b", "count": 2, "accuracy": 50, "precision": 100},
+        {"class": "c", "count": 0, "accuracy": None, "precision": None},
+    ]
+
+
+def test_eval_files(digits_run, tmp_path, capsys):
+    out = tmp_path / "report"
+    command = ["eval", str(digits_run / "best.safetensors"), "--data", "digits", "--out", str(out)]
+    assert main(command) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("359 samples, ")
+    assert first.endswith(f", details in {out}")
+    assert [part.split()[0] for part in last.split(", ")] == ["top1", "top5", "loss"]
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "classes.csv", "confusion.csv", "confusion.png"}
+    written = json.loads((out / "metrics.json").read_text())
+    with open(out / "classes.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with open(out / "confusion.csv", newline="") as file:
+        confusion = np.array([row[1:] for row in csv.reader(file)][1:], int)
+    assert [row["class"] for row in rows] == list("0123456789")
+    assert [int(row["count"]) for row in rows] == confusion.sum(1).tolist()
+    assert 100 * confusion.trace() / 359 == pytest.approx(written["metrics"]["top1"])
+    assert [float(row["accuracy"]) for row in rows] == [row["accuracy"] for row in written["classes"]]
+    assert main(command) == 2
+    assert "out: expected a folder without metrics.json" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["top1"] == written["metrics"]["top1"]
 
 
 def test_run_weights_load(digits_run):

@@ -1,14 +1,17 @@
 """`ppma predict` and `ppma eval` on files that are not what they should be: a line each, and the rest is done."""
 
+import csv
 import json
 import shutil
 
 import pytest
+import torch
 from PIL import Image
 
 from ppma.data.arrays import digits
 from ppma.engine.evaluation import TooManyBrokenError
 from ppma.models import open_checkpoint
+from ppma.models.loading import load_classifier
 from ppma.tasks.classification.task import Classification
 from ppma_cli import main
 
@@ -45,11 +48,12 @@ def bad(tmp_path):
 
 
 def test_predict_bad_images_are_lines_and_the_rest_is_done(checkpoint, picture, bad, capsys):
-    words = [str(picture), *map(str, bad), str(picture)]
-    assert main(["predict", checkpoint, *words, "--top", "1"]) == 2
+    again = shutil.copy(picture, picture.with_name("again.png"))
+    assert main(["predict", checkpoint, str(picture), *map(str, bad), str(again), "--top", "1"]) == 2
     printed = capsys.readouterr()
-    assert printed.out.count(str(picture)) == 2
-    lines = printed.err.splitlines()
+    assert printed.out.splitlines()[::2] == [str(picture), str(again)]
+    *lines, last = printed.err.splitlines()
+    assert last == f"ppma predict: {len(bad)} failed, 2 predicted"
     assert len(lines) == len(bad)
     for path, said in bad.items():
         (line,) = [line for line in lines if line.startswith(f"ppma predict: {path}: ")]
@@ -57,14 +61,13 @@ def test_predict_bad_images_are_lines_and_the_rest_is_done(checkpoint, picture, 
 
 
 def test_predict_json_is_whole_beside_bad_images(checkpoint, picture, bad, capsys):
-    assert main(["predict", checkpoint, *map(str, bad), str(picture), str(picture), "--json"]) == 2
-    assert [one["image"] for one in json.loads(capsys.readouterr().out)] == [str(picture)] * 2
+    assert main(["predict", checkpoint, *map(str, bad), str(picture), "--json"]) == 2
+    assert [one["image"] for one in json.loads(capsys.readouterr().out)] == [str(picture)]
     assert main(["predict", checkpoint, *map(str, bad), "--json"]) == 2
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_predict_prints_each_result_as_it_is_made(checkpoint, picture, tmp_path, capsys, monkeypatch):
-    """What was done before a failure that nothing foresaw is there."""
+def test_predict_interrupted_keeps_results(checkpoint, picture, tmp_path, capsys, monkeypatch):
     seen = []
     real = Image.open
 
@@ -74,9 +77,68 @@ def test_predict_prints_each_result_as_it_is_made(checkpoint, picture, tmp_path,
             raise KeyboardInterrupt
         return real(file, *args, **kwargs)
 
+    copies = [shutil.copy(picture, tmp_path / f"{number}.png") for number in range(3)]
     monkeypatch.setattr(Image, "open", fail_later)
-    assert main(["predict", checkpoint, *[str(picture)] * 3, "--json"]) == 130
+    words = ["--json", "--batch-size", "1", "--top", "2", "--out", str(tmp_path / "out")]
+    assert main(["predict", checkpoint, *map(str, copies), *words]) == 130
     assert len(json.loads(capsys.readouterr().out)) == 2
+    assert [row["file"] for row in table(tmp_path / "out")] == [str(path) for path in copies[:2] for _ in range(2)]
+
+
+def table(out):
+    with open(out / "predictions.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predict_table(checkpoint, tmp_path, capsys):
+    """Every batch size gives the same probabilities, which are those of the model."""
+    (tmp_path / "digits").mkdir()
+    for index in range(5):
+        digits("test")[index][0].save(tmp_path / "digits" / f"{index}.png")
+    command = ["predict", checkpoint, str(tmp_path / "digits"), "--top", "3"]
+    tables = {}
+    for size in (1, 2, 16):
+        out = tmp_path / f"batches of {size}"
+        assert main([*command, "--out", str(out), "--batch-size", str(size)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"5 predicted, results in {out}"
+        tables[size] = table(out)
+    assert list(tables[1][0]) == ["file", "rank", "class", "probability"]
+    assert [(row["file"], row["rank"]) for row in tables[2]] == [
+        (str(tmp_path / "digits" / f"{index}.png"), str(rank)) for index in range(5) for rank in (1, 2, 3)
+    ]
+    model, preprocessing, classes = load_classifier(checkpoint)
+    images = torch.stack([preprocessing.transform()(digits("test")[index][0]) for index in range(5)])
+    with torch.inference_mode():
+        best = model(images).softmax(-1).topk(3)
+    for rows in tables.values():
+        assert [row["class"] for row in rows] == [classes[index] for index in best.indices.flatten().tolist()]
+        assert [float(row["probability"]) for row in rows] == pytest.approx(best.values.flatten().tolist(), rel=1e-5)
+
+
+def test_predict_existing_results(checkpoint, picture, tmp_path, capsys):
+    command = ["predict", checkpoint, str(picture), "--out", str(tmp_path / "out"), "--top"]
+    assert main([*command, "1"]) == 0
+    assert main([*command, "2"]) == 2
+    assert capsys.readouterr().err == (
+        f"ppma predict: out: expected a folder without predictions.csv, got {tmp_path}/out; --overwrite replaces it\n"
+    )
+    assert len(table(tmp_path / "out")) == 1
+    assert main([*command, "2", "--overwrite"]) == 0
+    assert len(table(tmp_path / "out")) == 2
+
+
+def test_predict_pattern(checkpoint, picture, tmp_path, capsys):
+    assert main(["predict", checkpoint, str(tmp_path / "d*t.png"), str(tmp_path / "x*.png"), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert [one["image"] for one in json.loads(printed.out)] == [str(picture)]
+    assert "x*.png: expected images" in printed.err
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_predict_unusable_device(checkpoint, picture, device, capsys):
+    assert main(["predict", checkpoint, str(picture), "--device", device]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ppma predict: device: expected one that PyTorch can use, such as cpu, got '{device}' (")
 
 
 def test_predict_takes_the_images_of_a_folder(checkpoint, picture, tmp_path, capsys):

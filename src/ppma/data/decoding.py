@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -100,31 +101,36 @@ def image_size(path: Path, frame: tuple[int, int]) -> tuple[int, int]:
 
 
 def image_files(images: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """Expand folders to the images in them.
+    """Expand folders to the images in them, and patterns such as `photos/**/*.jpg` to the images that match.
 
     Returns:
-        The paths, which need not exist, and a message for each folder without images.
+        The paths, each once; a path that was given need not exist. And a message for each folder and pattern without
+        images.
     """
     paths: list[Path] = []
     problems: list[str] = []
     for given in map(Path, images):
-        if not given.is_dir():
+        if given.is_dir():
+            try:
+                inside = sorted(given.iterdir())
+            except OSError as error:
+                problems.append(f"{given}: {error.strerror}")
+                continue
+        elif glob.has_magic(str(given)) and not given.exists():
+            inside = [Path(name) for name in sorted(glob.glob(str(given), recursive=True))]
+        else:
             paths.append(given)
-            continue
-        try:
-            inside = sorted(given.iterdir())
-        except OSError as error:
-            problems.append(f"{given}: {error.strerror}")
             continue
         found = [path for path in inside if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir()]
         if not found:
             folders = sum(path.is_dir() for path in inside)
+            where = "in this folder" if given.is_dir() else "that match"
             problems.append(
-                f"{given}: expected images ({', '.join(IMAGE_SUFFIXES)}) in this folder, "
+                f"{given}: expected images ({', '.join(IMAGE_SUFFIXES)}) {where}, "
                 f"found {len(inside) - folders} other files and {folders} folders"
             )
         paths += found
-    return paths, problems
+    return list(dict.fromkeys(paths)), problems
 
 
 def read_images(

@@ -16,7 +16,9 @@ from ppma.engine.distributed import World
 from ppma.engine.errors import TooManyBrokenError
 from ppma.engine.logging import ProgressLine
 from ppma.engine.sampling import eval_batches, name_dead_workers, to_device
-from ppma.engine.task import Metrics
+from ppma.engine.task import Details, Metrics
+
+Report = Callable[[dict[str, float], Details | None], None]
 
 AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -65,6 +67,7 @@ def evaluate(
     amp: str = "none",
     title: str = "evaluate",
     within: ProgressLine | None = None,
+    report: Report | None = None,
 ) -> dict[str, float]:
     """Compute the metrics, with `count` (samples) and `per_second` (throughput including data loading).
 
@@ -80,6 +83,7 @@ def evaluate(
         amp: "none", "bf16" or "fp16".
         title: title of the progress bar.
         within: the progress bar to nest this one in.
+        report: called in the main process with the metrics and their details.
     """
     training = model.training
     model.eval()
@@ -102,9 +106,12 @@ def evaluate(
     counted = sum(part for _, part in gathered)
     if counted == 0:
         raise ValueError("evaluation data: expected at least one readable sample, found none")
-    computed = metrics.compute([state for state, _ in gathered]) if world.main else None
-    measured: dict[str, float] = world.broadcast(computed)
-    return {**measured, "count": counted, "per_second": counted / (time.monotonic() - begun)}
+    states = [state for state, _ in gathered]
+    measured: dict[str, float] = world.broadcast(metrics.compute(states) if world.main else None)
+    measured = {**measured, "count": counted, "per_second": counted / (time.monotonic() - begun)}
+    if report is not None and world.main:
+        report(measured, metrics.details(states))
+    return measured
 
 
 def evaluate_model(
@@ -117,6 +124,7 @@ def evaluate_model(
     workers: int = 0,
     amp: str = "none",
     max_broken: int = 50,
+    report: Report | None = None,
 ) -> dict[str, float]:
     """Evaluate outside of training; under torchrun the samples are divided between the processes.
 
@@ -129,6 +137,7 @@ def evaluate_model(
         workers: loader processes of each process.
         amp: "none", "bf16" or "fp16".
         max_broken: broken samples to skip before raising a TooManyBrokenError.
+        report: see `evaluate`.
     """
     require(batch_size >= 1, "batch_size", "at least 1", batch_size)
     require(workers >= 0, "workers", "0 or more", workers)
@@ -143,4 +152,5 @@ def evaluate_model(
             world=world,
             broken=BrokenSamples(max_broken, functools.partial(print, file=sys.stderr)),  # stdout is for the results
             amp=amp,
+            report=report,
         )

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,22 @@ from torch.utils.data import Dataset
 from ppma.engine.config import RunConfig
 
 Config = TypeVar("Config", bound=RunConfig)
+
+
+@dataclass(frozen=True)
+class Details:
+    """What an evaluation found beyond its metrics.
+
+    Attributes:
+        classes: a row for each class, with the keys "class", "count" and the metrics of the class, None where it has
+            none.
+        confusion: counts [label, prediction], (classes, classes), int64; None if the task has no such matrix.
+        predictions: every prediction, as plain values for JSON; None if the task has no common format.
+    """
+
+    classes: list[dict[str, Any]]
+    confusion: Tensor | None = None
+    predictions: list[Any] | None = None
 
 
 class Metrics(ABC):
@@ -27,6 +44,10 @@ class Metrics(ABC):
     @abstractmethod
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
         """Compute the metrics, by name, from the states of all processes."""
+
+    def details(self, states: Sequence[Any]) -> Details | None:
+        """What `ppma eval --out` writes besides; called after `compute` with the same states."""
+        return None
 
 
 class TrainingTask(ABC, Generic[Config]):

@@ -81,5 +81,7 @@ def _random(config: BackboneConfig, seed: int) -> PolylineBackbone:
 def from_checkpoint(path: str | Path) -> Subject:
     """Open a weight file or published weights; classifiers of `ppma train` include their classes and preprocessing."""
     model, preprocessing, classes = load_classifier(path, headless=True)
+    if not isinstance(model, PolylineBackbone):
+        raise ValueError(f"{path}: expected one of our backbones, got timm's {type(model).__name__}")
     name = str(path) if str(path) in PUBLISHED else Path(path).stem
     return Subject(model, name, preprocessing, trained=True, classes=readable(classes))

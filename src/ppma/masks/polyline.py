@@ -78,8 +78,9 @@ def none(grid: tuple[int, int], *, device: torch.device | str | None = None) -> 
 
 def rmt_log_decay(heads: int, span: float, device: torch.device | None = None) -> Tensor:
     """RMT's fixed log-decays, log(1 - 2^-(2 + span * h / heads)) for head h: (heads,)."""
-    # computed on the device: a list of numbers would be a CPU tensor in a captured graph
-    return torch.log1p(-(2.0 ** -(2 + span / heads * torch.arange(heads, dtype=torch.float32, device=device))))
+    # on the device: a list of numbers would be a CPU tensor in a captured graph; rounded once, as in the authors' files
+    head = torch.arange(heads, dtype=torch.float64, device=device)
+    return torch.log1p(-(2.0 ** -(2 + span * head / heads))).float()
 
 
 def rmt(log_decay: Tensor, grid: tuple[int, int]) -> PolylineMask:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ppma.atomic import write_atomically
 from ppma.models.backbone import PolylineBackbone
+from ppma.models.timm_models import TimmModel
 from ppma.ops import decompositions
 
 OPSET = 20  # the first that has GELU
@@ -18,12 +19,23 @@ LARGEST = 8192  # the exporter needs an upper bound of dynamic sizes
 _ONE_GRID = ("cross", "hilbert")  # masks whose scan order is fixed when the graph is captured
 
 
-def backbone_in(model: nn.Module) -> PolylineBackbone:
-    """The backbone that a model is or contains."""
-    found = next((module for module in model.modules() if isinstance(module, PolylineBackbone)), None)
+def backbone_in(model: nn.Module) -> Any:
+    """The backbone that a model is or contains: one of ours, or one of timm that `ppma train` trained."""
+    kinds = (module for module in model.modules() if isinstance(module, PolylineBackbone) or _is_timm(module))
+    found = next(kinds, None)
     if found is None:
         raise ValueError(f"model: expected a PolylineBackbone or a model that contains one, got {type(model).__name__}")
     return found
+
+
+def _is_timm(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "timm_model", None), TimmModel)
+
+
+def input_channels(model: nn.Module) -> int:
+    """Channels of the images that a model takes."""
+    backbone = backbone_in(model)
+    return backbone.pretrained_cfg["input_size"][0] if _is_timm(backbone) else backbone.config.in_chans
 
 
 def check_size(model: nn.Module, size: tuple[int, int], *, dynamic: bool) -> None:
@@ -34,10 +46,17 @@ def check_size(model: nn.Module, size: tuple[int, int], *, dynamic: bool) -> Non
     if not dynamic:
         return
     stride = _stride(backbone)
+    if _is_timm(backbone):
+        return
     if backbone.config.mask in _ONE_GRID:
         raise ValueError(f"dynamic: expected False for mask={backbone.config.mask!r}, which is fixed for one grid")
     if min(size) <= stride:
         raise ValueError(f"size: expected more than {stride} x {stride} for dynamic sizes, got {size[0]} x {size[1]}")
+
+
+def takes_any_size(model: nn.Module) -> bool:
+    """Whether dynamic height and width can be exported; most models of timm take multiples of their stride only."""
+    return not _is_timm(backbone_in(model))
 
 
 def _stride(backbone: PolylineBackbone) -> int:
@@ -52,8 +71,9 @@ def export_program(
     Args:
         model: a backbone, or a model that contains one and takes a batch of images; it is put into evaluation mode.
         size: (height, width) of the example image; None takes that of the backbone's `pretrained_cfg`.
-        dynamic: make batch, height and width dynamic. Heights and widths must then be larger than the stride of the
-            last stage (32; 16 for `ppma_nano`); not for the masks "cross" and "hilbert", fixed for one grid.
+        dynamic: make batch, height and width dynamic; for models of timm, the batch alone. Heights and widths must
+            then be larger than the stride of the last stage (32; 16 for `ppma_nano`); not for the masks "cross" and
+            "hilbert", fixed for one grid.
 
     Returns:
         A program that takes images (B, in_chans, height, width) and returns the model's output: logits
@@ -70,14 +90,17 @@ def export_program(
     check_size(model, (height, width), dynamic=dynamic)
     shapes = _dynamic_shapes(backbone) if dynamic else None
     # Two images: torch.export takes a batch of one for a constant.
-    image = torch.randn(2 if dynamic else 1, backbone.config.in_chans, height, width)
+    image = torch.randn(2 if dynamic else 1, input_channels(model), height, width)
     return torch.export.export(model.eval(), (image,), dynamic_shapes=shapes, strict=False)
 
 
-def _dynamic_shapes(backbone: PolylineBackbone) -> tuple[dict[int, Any]]:
+def _dynamic_shapes(backbone: Any) -> tuple[dict[int, Any]]:
+    batch = {0: torch.export.Dim("batch", min=1, max=LARGEST)}
+    if not takes_any_size(backbone):
+        return (batch,)
     smallest = _stride(backbone) + 1
     extents = {axis: torch.export.Dim(name, min=smallest, max=LARGEST) for axis, name in ((2, "height"), (3, "width"))}
-    return ({0: torch.export.Dim("batch", min=1, max=LARGEST), **extents},)
+    return ({**batch, **extents},)
 
 
 def check_opset(opset: int) -> None:
@@ -189,7 +212,7 @@ def program_differences(model: nn.Module, path: str | Path, sizes: Sequence[tupl
 def _differences(model: nn.Module, run: Callable[[Tensor], Any], sizes: Sequence[tuple[int, int]]) -> list[float]:
     differences = []
     for size in sizes:
-        image = torch.randn(1, backbone_in(model).config.in_chans, *size)
+        image = torch.randn(1, input_channels(model), *size)
         pairs = zip(_tensors(run(image)), _tensors(model(image)), strict=True)
         differences.append(max((ours - eager).abs().max().item() / eager.abs().max().item() for ours, eager in pairs))
     return differences

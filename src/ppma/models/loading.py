@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ppma.data import imagenet
 from ppma.data.preprocessing import Preprocessing
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import Checkpoint, CheckpointError, open_checkpoint, write_checkpoint
 from ppma.models.checkpoints.weights import build, check_size
+from ppma.models.config import BackboneConfig
+from ppma.models.timm_models import TimmModel
 
 
 def save_checkpoint(
-    model: PolylineBackbone,
+    model: nn.Module,
     path: str | Path,
     *,
     preprocessing: Preprocessing | None = None,
@@ -22,7 +26,7 @@ def save_checkpoint(
     """Write weights and configuration to one safetensors file, from which `load_checkpoint` rebuilds the model.
 
     Args:
-        model: a backbone.
+        model: one of our backbones, or a model of `ppma.models.timm_models.TimmModel`.
         path: of the file.
         preprocessing: of a classifier's images; only together with `classes`.
         classes: names in the order of the scores; only together with `preprocessing`.
@@ -35,15 +39,22 @@ def save_checkpoint(
         ...     ppma.load_checkpoint(f"{folder}/nano.safetensors").num_classes
         10
     """
-    if not isinstance(model, PolylineBackbone):
-        raise ValueError(f"model: expected a PolylineBackbone, got {type(model).__name__}")
+    backbone = description(model)
     if (preprocessing is None) != (classes is None):
         raise ValueError("preprocessing, classes: expected both or neither, got one")
     if preprocessing is None or classes is None:
-        write_checkpoint(path, model.state_dict(), model.config)
+        write_checkpoint(path, model.state_dict(), backbone)
         return
     facts = {"classes": list(classes), **dataclasses.asdict(preprocessing)}
-    write_checkpoint(path, model.state_dict(), model.config, task="classification", facts=facts)
+    write_checkpoint(path, model.state_dict(), backbone, task="classification", facts=facts)
+
+
+def description(model: nn.Module) -> BackboneConfig | TimmModel:
+    """From what a model is rebuilt: the configuration of a backbone of ours, or the name of a model of timm."""
+    found = model.config if isinstance(model, PolylineBackbone) else getattr(model, "timm_model", None)
+    if found is None:
+        raise ValueError(f"model: expected a PolylineBackbone, got {type(model).__name__}")
+    return found
 
 
 def load_checkpoint(
@@ -82,9 +93,30 @@ def load_checkpoint(
     return build(lambda: PolylineBackbone(config), state, source=source, strict=strict)
 
 
+def load_model(path: str | Path | Checkpoint, **overrides: Any) -> nn.Module:
+    """Load a backbone as `load_checkpoint` does, or a classifier of timm that `ppma train` wrote.
+
+    Args:
+        path: as in `load_checkpoint`.
+        overrides: fields of `BackboneConfig` to change, or arguments of timm's model.
+    """
+    checkpoint = open_checkpoint(path)
+    if checkpoint.timm_model is None:
+        return load_checkpoint(checkpoint, **overrides)
+    source = str(checkpoint.path)
+    if checkpoint.larger or checkpoint.classes is None:
+        raise CheckpointError(f"{source}: expected a classifier, got a {checkpoint.task} model")
+    model, count = checkpoint.timm_model, len(checkpoint.classes)
+    try:
+        changed = TimmModel(model.name, {**model.args, **overrides})
+        return build(lambda: changed.create(num_classes=count), checkpoint.contents, source=source)
+    except ValueError as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{source}: {error}") from None
+
+
 def load_classifier(
     path: str | Path | Checkpoint, *, headless: bool = False
-) -> tuple[PolylineBackbone, Preprocessing, tuple[str, ...]]:
+) -> tuple[nn.Module, Preprocessing, tuple[str, ...]]:
     """Load a classifier in evaluation mode, the preprocessing of its images and its class names.
 
     If the file does not have them (the authors' do not), preprocessing is that of the published models, and class names
@@ -95,7 +127,7 @@ def load_classifier(
         headless: accept a backbone without classes.
     """
     checkpoint = open_checkpoint(path)
-    model = load_checkpoint(checkpoint)
+    model: Any = load_model(checkpoint)
     if model.num_classes == 0 and not headless:
         raise CheckpointError(f"{checkpoint.path}: expected a classifier, got a backbone without classes")
     preprocessing = checkpoint.preprocessing or Preprocessing.from_timm(model.pretrained_cfg)

@@ -99,6 +99,15 @@ def _norm_flops(factor: int) -> Callable[..., int]:
 _NORMS = {_aten.native_layer_norm: _norm_flops(5), _aten.native_batch_norm: _norm_flops(2)}
 
 
+def count_macs(model: nn.Module, size: tuple[int, int]) -> int:
+    """Multiply-adds of any model of RGB images for one image of `size` (height, width), counted as `profile` does."""
+    shadow = copy.deepcopy(model).to("meta").eval()
+    flops = FlopCounterMode(display=False, custom_mapping=_NORMS)
+    with torch.no_grad(), flops:
+        shadow(torch.empty(1, 3, *size, device="meta"))
+    return flops.get_total_flops() // 2
+
+
 def profile(model: PolylineBackbone, size: tuple[int, int] | None = None) -> Profile:
     """Count parameters, multiply-adds and activations of each part of a backbone for one image.
 

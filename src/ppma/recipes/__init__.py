@@ -8,7 +8,7 @@ packaged recipe. Sections are merged; later bases override earlier ones, and the
 import difflib
 import importlib.resources
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ _FOLDER = importlib.resources.files(__name__)
 _SUFFIXES = (".yaml", ".yml")
 
 Source = Path | str  # a file, or the name of a packaged recipe
+Adapt = Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
 def names() -> list[str]:
@@ -36,12 +37,18 @@ def description(name: str) -> str:
     return _read(name).get("description", "")
 
 
-def resolve(recipe: str | Path, assignments: Iterable[str] = ()) -> dict[str, Any]:
+def _keep(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    return below
+
+
+def resolve(recipe: str | Path, assignments: Iterable[str] = (), adapt: Adapt = _keep) -> dict[str, Any]:
     """The values of a recipe, merged with its bases and overridden by `key=value` assignments.
 
     Args:
         recipe: path of a YAML file, or name of a packaged recipe.
         assignments: see `ppma.config.override`; `steps` alone replaces `epochs`, and vice versa.
+        adapt: called with the values of the bases and those of a recipe (or of the assignments) before the latter
+            override the former; returns the former, changed where the latter make that necessary.
 
     Examples:
         >>> from ppma import recipes
@@ -49,8 +56,9 @@ def resolve(recipe: str | Path, assignments: Iterable[str] = ()) -> dict[str, An
         {'formulation': 'release', 'drop_path_rate': 0.1}
     """
     assignments = list(assignments)
-    values = _resolve(_find(recipe), (), {})
+    values = _resolve(_find(recipe), (), {}, adapt)
     given = configs.override({}, assignments)
+    values = adapt(values, given)
     return _replace_length(configs.override(values, assignments), given)
 
 
@@ -76,7 +84,9 @@ def _read(source: Source) -> dict[str, Any]:
         return configs.read(path)
 
 
-def _resolve(source: Source, above: tuple[Source, ...], done: dict[Source, dict[str, Any]]) -> dict[str, Any]:
+def _resolve(
+    source: Source, above: tuple[Source, ...], done: dict[Source, dict[str, Any]], adapt: Adapt
+) -> dict[str, Any]:
     """Merge a recipe with its bases; `above` are the recipes that build on it, `done` caches the results."""
     identity = source.resolve() if isinstance(source, Path) else source
     if identity in above:
@@ -91,9 +101,9 @@ def _resolve(source: Source, above: tuple[Source, ...], done: dict[Source, dict[
         result: dict[str, Any] = {}
         for base in bases if isinstance(bases, list) else [bases]:
             require(isinstance(base, str), f"{source}: base", "the name of a recipe, or a list of names", base)
-            values = _resolve(_find_base(base, source), (*above, identity), done)
+            values = _resolve(_find_base(base, source), (*above, identity), done, adapt)
             result = _replace_length(_merge(result, values), values)
-        done[identity] = _replace_length(_merge(result, own), own)
+        done[identity] = _replace_length(_merge(adapt(result, own), own), own)
     return done[identity]
 
 

@@ -1,7 +1,7 @@
 """The interface of a task: training, evaluation, prediction and export; `docs/contributing/task.md` has an example."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +15,10 @@ from ppma.data.decoding import Report
 from ppma.data.drawing import Panel
 from ppma.engine.config import RunConfig
 from ppma.engine.evaluation import evaluate_model
-from ppma.engine.task import Config, Metrics, TrainingTask
+from ppma.engine.task import Config, Details, Metrics, TrainingTask
 from ppma.models import Checkpoint
+from ppma.tasks.prediction import PredictOptions, ResultFolder
+from ppma.tasks.report import FILES, report_files
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Prediction:
     """The prediction for one image.
 
     Attributes:
-        values: plain values, for JSON.
+        values: plain values, for JSON, with the paths of the files that were written.
         lines: the same as text to print.
     """
 
@@ -52,12 +54,14 @@ class Task(TrainingTask[Config]):
 
     Attributes:
         schema: schema of its configuration files.
-        predict_options: dataclass of the options of `predict`; every field has a default.
+        predict_options: dataclass of the options of `predict`, with the task's own; every field has a default.
+        preprocessing_keys: keys of the `data` section that a model of timm sets.
         eval_batch_size: batch size of one process when `ppma eval --batch-size` is not given.
     """
 
     schema: ClassVar[type[RunConfig]]
-    predict_options: ClassVar[type]
+    predict_options: ClassVar[type[PredictOptions]] = PredictOptions
+    preprocessing_keys: ClassVar[tuple[str, ...]] = ("mean", "std")
     eval_batch_size: ClassVar[int] = 4
 
     @staticmethod
@@ -80,12 +84,14 @@ class Task(TrainingTask[Config]):
     @abstractmethod
     def predict(
         checkpoint: Checkpoint, images: Sequence[str | Path], options: Any, report: Report | None = None
-    ) -> Iterator[Prediction]:
-        """Predict lazily, image by image.
+    ) -> Generator[Prediction, None, None]:
+        """Predict lazily, image by image, and write the result files of `options.out`.
+
+        Files about all images are complete when the iteration ends or is closed, for whatever reason.
 
         Args:
             checkpoint: a checkpoint of this task.
-            images: paths of images, or of folders of images.
+            images: paths of images, folders or patterns, see `ppma.data.decoding.image_files`.
             options: an instance of `predict_options`.
             report: called for each unreadable image, see `ppma.data.decoding.read_images`.
         """
@@ -104,7 +110,7 @@ class Task(TrainingTask[Config]):
         """
 
     def macs(self, model: nn.Module) -> int:
-        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` needs both.
+        """Count the multiply-adds for one image of the size of `example`; `ppma ablate` and `ppma compare` need both.
 
         Args:
             model: a model of this task.
@@ -161,6 +167,8 @@ class Task(TrainingTask[Config]):
         split: str | None = None,
         assignments: Iterable[str] = (),
         batch_size: int | None = None,
+        out: str | None = None,
+        overwrite: bool = False,
         **options: Any,
     ) -> dict[str, float]:
         """Evaluate a trained model; under torchrun the samples are divided between the processes.
@@ -171,9 +179,19 @@ class Task(TrainingTask[Config]):
             split: see `evaluation`.
             assignments: see `evaluation`.
             batch_size: batch size of one process; None for `eval_batch_size`.
+            out: folder for the files of `ppma.tasks.report`; None to write none.
+            overwrite: replace such files of an earlier evaluation.
             options: options of `ppma.engine.evaluation.evaluate_model`, such as `workers`.
         """
+        folder = ResultFolder(out, names=FILES, overwrite=overwrite)
+
+        def write(measured: dict[str, float], details: Details | None) -> None:
+            for name, content in report_files(measured, details).items():
+                folder.write(name, content)
+
         chosen = cls.evaluation(checkpoint, data, split, assignments)
+        if out is not None:
+            options["report"] = write
         size = cls.eval_batch_size if batch_size is None else batch_size
         return evaluate_model(chosen.model, chosen.metrics, chosen.dataset, cls.collate, batch_size=size, **options)
 

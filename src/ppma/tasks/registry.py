@@ -1,13 +1,14 @@
 """Tasks by name, and their configurations from recipes."""
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ppma import config as configs
 from ppma import recipes
 from ppma.engine.config import RunConfig
+from ppma.models.timm_models import is_timm, preprocessing_values
 from ppma.tasks.base import Task
 
 # Classes, or their import paths: each task needs packages that others do not, so it is imported when used.
@@ -38,6 +39,9 @@ def task_class(name: object, source: str = "task") -> type[Task[Any]]:
 def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfig:
     """Load and validate a recipe; its `task` selects the schema.
 
+    A recipe or an assignment that selects a model of timm replaces `model_args`, `init` and the preprocessing of what
+    it builds on by the model's own; what it sets itself is kept.
+
     Args:
         recipe: path of a YAML file, or name of a packaged recipe.
         assignments: `key=value` changes, see `ppma.recipes.resolve`.
@@ -47,9 +51,21 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
         >>> load_config("digits_nano", ["steps=3", "data.image_size=48"]).data.image_size
         48
     """
-    values = recipes.resolve(recipe, assignments)
+    values = recipes.resolve(recipe, assignments, _for_timm)
     task = task_class(values.setdefault("task", "classification"), f"{recipe}: task")
     return configs.build(task.schema, values, source=str(recipe))
+
+
+def _for_timm(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a recipe builds on, for the model of timm that it selects, if it does."""
+    name = above.get("model")
+    if not is_timm(name):
+        return below
+    task = task_class({**below, **above}.get("task", "classification"))
+    measured = {key: value for key, value in preprocessing_values(str(name)).items() if key in task.preprocessing_keys}
+    kept = {key: value for key, value in below.items() if key not in ("model_args", "init")}
+    data = below.get("data")
+    return {**kept, "data": {**(data if isinstance(data, dict) else {}), **measured}}
 
 
 def recipe_schema() -> dict[str, Any]:

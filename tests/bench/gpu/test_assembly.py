@@ -10,8 +10,9 @@ from ppma.bench.gpu.assembly import _innermost, _multiply_adds, has_scores, loop
 from ppma.bench.gpu.targets import compile_for, resources
 from ppma.ops.backends.triton.launch import recording
 
-# Instructions a score of kernels with the exponentials of a mask in the loop (sm_80, 14 x 14, d = 32, bfloat16).
-BEFORE = {"queries": 45.1, "keys": 58.1}
+# Instructions a score of kernels with the exponentials of a mask in the loop (14 x 14, d = 32, bfloat16).
+BEFORE = {"queries": 45.1, "keys": 58.1}  # sm_80
+BEFORE_ON_AMD = {"queries": 60.2, "keys": 102.8}  # gfx942
 MOST_FORWARD = 24.0
 MOST_SPECIAL = 1.3
 
@@ -30,7 +31,8 @@ def assert_within_targets(target, backward):
         assert cost.special <= MOST_SPECIAL
         if backward:
             side = "keys" if launch.arguments["KEY_SIDE"] else "queries"
-            assert cost.instructions <= BEFORE[side] / 1.6, side
+            before = BEFORE_ON_AMD if target == "gfx942" else BEFORE
+            assert cost.instructions <= before[side] / 1.6, side
         else:
             assert cost.instructions <= MOST_FORWARD
 

@@ -28,7 +28,7 @@ def assert_compiles_within_limits(operator, target, d, dtype):
             compiled = compile_for(launch, target)
             taken = resources(compiled)
             assert taken.spilled <= spilled_at_most(d, dtype), f"{name}: {taken}"
-            threads = 32 * launch.arguments["num_warps"]
+            threads = 32 * launch.config.warps
             # A multiprocessor has 65,536 registers, a compute unit of AMD's four times 512 for 64 threads each.
             assert 0 < taken.registers <= (512 if target.startswith("gfx") else 65_536 // threads)
             code = compiled.asm.get("ptx") or compiled.asm["amdgcn"]

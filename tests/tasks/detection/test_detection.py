@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from short_run import (
     SHORT_DENSE,
     SMALL_DETECTOR,
@@ -64,10 +66,10 @@ def truths(scenes):
 
 
 def measure(samples, found):
-    metrics = CocoMetrics()
+    metrics = CocoMetrics("0123456789")
     for (image, truth), detections in zip(samples, found, strict=True):
         metrics.update(lambda images, answer=detections: [answer], ([image], [truth]))
-    return metrics.compute([metrics.state(), CocoMetrics().state()])
+    return metrics.compute([metrics.state(), CocoMetrics("0123456789").state()])
 
 
 def test_metrics_perfect_detections(truths):
@@ -75,6 +77,47 @@ def test_metrics_perfect_detections(truths):
     for name in ("box_AP", "box_AP50", "box_AP75", "mask_AP", "mask_AP50", "box_AP_small", "mask_AP_small"):
         assert measured[name] == pytest.approx(100)
     assert "box_AP_large" not in measured  # nothing in 64 x 64 pixels is
+
+
+def test_metrics_details(truths):
+    """Classes with objects are perfect, one whose objects are missed is 0, those without objects have no values."""
+    missed = truths[0][1]["annotations"][0]["category_id"]
+    metrics = CocoMetrics("0123456789")
+    for image, truth in truths:
+        kept = truth | {"annotations": [one for one in truth["annotations"] if one["category_id"] != missed]}
+        metrics.update(lambda images, kept=kept: [perfect(kept)], ([image], [truth]))
+    states = [CocoMetrics("0123456789").state(), metrics.state()]
+    measured = metrics.compute(states)
+    details = metrics.details(states)
+    annotations = [one for _, truth in truths for one in truth["annotations"]]
+    ids = truths[0][1]["category_ids"]
+    assert len(details.predictions) == sum(one["category_id"] != missed for one in annotations)
+    for category, row in zip(ids, details.classes, strict=True):
+        count = sum(one["category_id"] == category for one in annotations)
+        expected = None if count == 0 else pytest.approx(0 if category == missed else 100)
+        assert row["count"] == count
+        assert [row[f"{kind}_{name}"] for kind in ("box", "mask") for name in ("AP", "AP50", "AP75")] == [expected] * 6
+        assert row["box_AP_large"] is None
+    for name in ("box_AP", "mask_AP75", "box_AP_small"):
+        values = [row[name] for row in details.classes if row[name] is not None]
+        assert sum(values) / len(values) == pytest.approx(measured[name])
+
+
+def test_eval_files(run, scenes, tmp_path, capsys):
+    """The results load in pycocotools against the data set's own annotations."""
+    command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("box_AP ")
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.json", "classes.csv", "predictions.json"}
+    truth = COCO(scenes / "annotations" / "instances_val2017.json")
+    results = truth.loadRes(str(tmp_path / "predictions.json"))
+    evaluation = COCOeval(truth, results, "segm")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert 100 * evaluation.stats[0] == pytest.approx(written["metrics"]["mask_AP"])
+    assert [row["class"] for row in written["classes"]] == list("0123456789")
 
 
 def test_metrics_missing_detections(truths):
@@ -135,23 +178,61 @@ def test_eval_matches_training(run, scenes, capsys):
     assert "expected a detection recipe for this checkpoint, got classification" in capsys.readouterr().err
 
 
-def test_predict_overlay(run, scenes, tmp_path, capsys):
-    checkpoint, picture = str(run / "best.safetensors"), scenes / "val2017" / "000001.jpg"
-    out = tmp_path / "overlay.png"
-    assert main(["predict", checkpoint, str(picture), "--out", str(out), "--threshold", "0", "--json"]) == 0
-    (prediction,) = json.loads(capsys.readouterr().out)
-    assert prediction["overlay"] == str(out)
-    assert len(prediction["instances"]) > 0
-    assert set(prediction["instances"][0]) == {"class", "score", "box", "pixels"}
-    with Image.open(out) as drawn, Image.open(picture) as plain:
-        assert drawn.size == (256, 256)  # four times 64
-        assert not np.array_equal(np.asarray(drawn), np.asarray(plain.resize((256, 256), Image.Resampling.BICUBIC)))
-    several = [str(scenes / "val2017" / name) for name in ("000001.jpg", "000002.jpg")]
-    assert main(["predict", checkpoint, *several, "--out", str(tmp_path / "all"), "--threshold", "1"]) == 0
-    assert "nothing found" in capsys.readouterr().out
-    assert len(list((tmp_path / "all").iterdir())) == 2
-    assert main(["predict", checkpoint, str(picture), "--out", str(tmp_path / "x.txt")]) == 2
-    assert main(["predict", checkpoint, str(tmp_path / "none.png")]) == 2
+def test_predict_files(run, scenes, tmp_path, capsys):
+    """The results load in pycocotools, and their masks and boxes are those of the printed instances."""
+    folder, out = scenes / "val2017", tmp_path / "out"
+    command = ["predict", str(run / "best.safetensors"), str(folder), "--out", str(out), "--threshold", "0"]
+    assert main([*command, "--json"]) == 0
+    predictions = json.loads(capsys.readouterr().out)
+    assert set(predictions[0]["instances"][0]) == {"class", "score", "box", "pixels"}
+    images = COCO(out / "images.json")
+    results = images.loadRes(str(out / "predictions.json"))
+    assert [images.imgs[number]["file_name"] for number in (1, 2, 3)] == [one["image"] for one in predictions]
+    for number, prediction in enumerate(predictions, start=1):
+        found = results.loadAnns(results.getAnnIds(number))
+        assert [one["score"] for one in found] == [one["score"] for one in prediction["instances"]]
+        assert [images.cats[one["category_id"]]["name"] for one in found] == [
+            one["class"] for one in prediction["instances"]
+        ]
+        assert [results.annToMask(one).sum() for one in found] == [one["pixels"] for one in prediction["instances"]]
+        boxes = np.array([one["bbox"] for one in found])
+        boxes[:, 2:] += boxes[:, :2]
+        assert np.allclose(boxes, [one["box"] for one in prediction["instances"]])
+        with Image.open(prediction["overlay"]) as drawn:
+            assert drawn.size == (512, 512)  # eight times 64
+    assert len(list(out.iterdir())) == len(predictions) + 2
+
+
+def test_predict_nothing_found(run, scenes, tmp_path, capsys):
+    picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "out"
+    command = ["predict", str(run / "best.safetensors"), str(picture), "--out", str(out), "--threshold", "1"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  nothing found", f"1 predicted, results in {out}"]
+    assert json.loads((out / "predictions.json").read_text()) == []
+
+
+def test_predict_annotation_ids(run, scenes, tmp_path, capsys):
+    """Images are found by the end of their path and categories by name; an image without an entry is reported."""
+    contents = json.loads((scenes / "annotations" / "instances_val2017.json").read_text())
+    for image in contents["images"]:
+        image["id"] += 100
+    for category in contents["categories"]:
+        category["id"] += 50
+    del contents["images"][2]
+    contents["annotations"] = []
+    (tmp_path / "ids.json").write_text(json.dumps(contents))
+    command = ["predict", str(run / "best.safetensors"), str(scenes / "val2017"), "--out", str(tmp_path / "out")]
+    command += ["--threshold", "0", "--annotations"]
+    assert main([*command, str(tmp_path / "ids.json")]) == 2
+    assert f"000003.jpg: not an image of {tmp_path}/ids.json" in capsys.readouterr().err
+    results = COCO(tmp_path / "ids.json").loadRes(str(tmp_path / "out" / "predictions.json")).dataset["annotations"]
+    assert {one["image_id"] for one in results} == {image["id"] for image in contents["images"]}
+    assert {one["category_id"] for one in results} <= {category["id"] for category in contents["categories"]}
+    for category in contents["categories"]:
+        category["name"] += "?"
+    (tmp_path / "other.json").write_text(json.dumps(contents))
+    assert main([*command, str(tmp_path / "other.json"), "--overwrite"]) == 2
+    assert "annotations: expected the category '0' of the model" in capsys.readouterr().err
 
 
 def test_predict_threshold(run, scenes, capsys):
@@ -159,7 +240,7 @@ def test_predict_threshold(run, scenes, capsys):
     found = {}
     for threshold in (0.0, 0.06):
         command = ["predict", str(run / "best.safetensors"), str(scenes / "val2017" / "000001.jpg"), "--json"]
-        assert main([*command, "--out", str(run / "x.png"), "--threshold", str(threshold)]) == 0
+        assert main([*command, "--threshold", str(threshold)]) == 0
         found[threshold] = json.loads(capsys.readouterr().out)[0]["instances"]
     scores = sorted(one["score"] for one in found[0.0])
     assert scores[0] < 0.06 < scores[-1]
@@ -175,9 +256,12 @@ def test_predict_bad_images_and_same_names(run, scenes, tmp_path, capsys):
     folders = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["predict", checkpoint, *folders, "--out", str(tmp_path / "out"), "--json"]) == 2
     printed = capsys.readouterr()
-    assert printed.err == f"ppma predict: {tmp_path}/b/0.jpg: not an image, or damaged at its beginning\n"
+    assert printed.err.splitlines() == [
+        f"ppma predict: {tmp_path}/b/0.jpg: not an image, or damaged at its beginning",
+        "ppma predict: 1 failed, 2 predicted",
+    ]
     drawn = [one["overlay"] for one in json.loads(printed.out)]
-    assert drawn == [str(tmp_path / "out" / name) for name in ("1_overlay.png", "1_overlay_2.png")]
+    assert drawn == [str(tmp_path / "out" / name) for name in ("1_overlay.png", "1_2_overlay.png")]
     assert all((tmp_path / "out" / name).is_file() for name in drawn)
 
 
@@ -186,7 +270,7 @@ def test_predict_invalid_output(run, scenes, tmp_path, capsys):
     shutil.copy(scenes / "val2017" / "000001.jpg", picture)
     content = picture.read_bytes()
     (tmp_path / "file").touch()
-    for out, said in ((picture, "expected another file than the image"), (tmp_path / "file" / "x.png", "out: ")):
+    for out, said in ((picture, "out: expected a folder"), (tmp_path / "file" / "x", "out: ")):
         assert main(["predict", checkpoint, str(picture), "--out", str(out)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
@@ -200,8 +284,8 @@ def test_predict_extreme_sizes(run, tmp_path, capsys):
     paths = [str(tmp_path / f"{width}x{height}.png") for width, height in sizes]
     assert main(["predict", str(run / "best.safetensors"), *paths, "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
-    assert printed.out.count("drawn in") == 3
-    assert printed.err.count("\n") == 1
+    assert printed.out.endswith(f"3 predicted, results in {tmp_path}/out\n")
+    assert printed.err.endswith("ppma predict: 1 failed, 3 predicted\n")
     assert "1x101.png: expected sides in a ratio of at most 100 to 1" in printed.err
 
 

@@ -158,12 +158,12 @@ def test_predict_and_eval_class_names(scenes, tmp_path, capsys):
     model, config, classes = load_detector(path, kinds=KINDS)
     detector = dataclasses.replace(config.detector, short_side=SHORT, long_side=LONG, detections=5)
     save_detector(model, tmp_path / "small.safetensors", dataclasses.replace(config, detector=detector), classes)
-    picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "out.png"
+    picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "out"
     command = ["predict", str(tmp_path / "small.safetensors"), str(picture), "--out", str(out), "--json"]
     assert main([*command, "--threshold", "0"]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
     assert {one["class"] for one in prediction["instances"]} <= set(digits)
-    assert Image.open(out).size == (256, 256)
+    assert Image.open(prediction["overlay"]).size == (512, 512)
     assert main(["eval", str(tmp_path / "small.safetensors"), "--data", str(scenes), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == 3
     changed = ["eval", str(tmp_path / "small.safetensors"), "--data", str(scenes), "--set", "detector.detections=3"]
@@ -212,7 +212,7 @@ def test_predict_published_shapes(scenes, tmp_path, capsys):
     state |= random_heads(transcription.TINY.dims, 80, channels=256, box_channels=1024, convolutions=4)
     path = save(tmp_path / "epoch_12.pth", state, CLASSES=tuple(f"class {index}" for index in range(80)))
     picture = scenes / "val2017" / "000001.jpg"
-    assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "a.png"), "--json"]) == 0
+    assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "out"), "--json"]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
     assert all(one["class"].startswith("class ") for one in prediction["instances"])
     assert sum(parameter.numel() for parameter in load_detector(path)[0].parameters()) / 1e6 == pytest.approx(

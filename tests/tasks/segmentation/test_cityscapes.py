@@ -38,7 +38,7 @@ def root(tmp_path_factory):
 
 def test_commands(root, tmp_path, capsys):
     """Train, evaluate the same, and draw with the names and colours of Cityscapes."""
-    run, overlay = tmp_path / "run", tmp_path / "overlay.png"
+    run, out = tmp_path / "run", tmp_path / "out"
     assert main(["train", RECIPE, "--out", str(run), *settings(*QUICK, f"data.root={root}")]) == 0
     shown = capsys.readouterr().err
     assert f"{root}/gtFine/train/ulm: 2 of 2 label maps read; 0 to 18 for 19 classes, 255 ignored" in shown
@@ -47,10 +47,10 @@ def test_commands(root, tmp_path, capsys):
     measured = json.loads(capsys.readouterr().out)
     assert measured["mIoU"] == pytest.approx(read_rows(run / "metrics.csv")[-1]["val_mIoU"], abs=1e-6)
     image = root / "leftImg8bit" / "val" / "ulm" / "ulm_000000_000019_leftImg8bit.png"
-    assert main(["predict", checkpoint, str(image), "--out", str(overlay), "--json"]) == 0
+    assert main(["predict", checkpoint, str(image), "--out", str(out), "--json"]) == 0
     (prediction,) = json.loads(capsys.readouterr().out)
-    with Image.open(overlay) as drawn:
-        colours = {tuple(colour) for colour in np.asarray(drawn)[:, 256:].reshape(-1, 3).tolist()}
+    with Image.open(prediction["overlay"]) as drawn:
+        colours = {tuple(colour) for colour in np.asarray(drawn)[:, 512:].reshape(-1, 3).tolist()}
     assert {LAYOUT.palette[CLASSES.index(name)] for name in prediction["shares"]} <= colours
 
 

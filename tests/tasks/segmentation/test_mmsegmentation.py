@@ -155,10 +155,10 @@ def test_predict_legend(scenes, state, tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "load_segmenter", lambda path: load_segmenter(path, kinds=KINDS))
     names, colours = tuple("vwxyz"), [(10 * index + 1, 77, 200) for index in range(5)]
     checkpoint = ppma.open_checkpoint(save(tmp_path / "upernet.pth", state, CLASSES=names, PALETTE=colours))
-    options = Segmentation.parse_options({"out": str(tmp_path / "overlay.png")})
+    options = Segmentation.parse_options({"out": str(tmp_path / "out")})
     (found,) = Segmentation.predict(checkpoint, [scenes / "val2017" / "000001.jpg"], options)
-    with Image.open(tmp_path / "overlay.png") as drawn:
-        shown = {tuple(colour) for colour in np.asarray(drawn)[:, 256:].reshape(-1, 3)}
+    with Image.open(found.values["overlay"]) as drawn:
+        shown = {tuple(colour) for colour in np.asarray(drawn)[:, 512:].reshape(-1, 3)}
     assert set(found.values["shares"]) <= set(names)
     assert {colours[names.index(name)] for name in found.values["shares"]} <= shown
 

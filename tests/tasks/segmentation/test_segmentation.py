@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from short_run import (
 import ppma
 from ppma.config import ConfigError
 from ppma.data import segmentation
+from ppma.data.decoding import decode, decode_labels
 from ppma.data.label_maps import IGNORED
+from ppma.data.preprocessing import image_tensor
 from ppma.data.segmentation import SegmentationDataConfig
 from ppma.engine.logging import read_rows
 from ppma.tasks.registry import load_config
@@ -54,7 +57,7 @@ def run(scenes, tmp_path_factory):
 
 
 def test_metrics_by_hand():
-    metrics, other = (PixelMetrics(4, PLAIN, InferenceConfig()) for _ in range(2))
+    metrics, other = (PixelMetrics("abcd", PLAIN, InferenceConfig()) for _ in range(2))
     metrics.add(torch.tensor([[0, 0, 1], [1, 1, 2]]), torch.tensor([[0, 0, 0], [1, 1, IGNORED]]))
     other.add(torch.tensor([[2, 2]]), torch.tensor([[2, 0]]))
     measured = metrics.compute([metrics.state(), other.state()])
@@ -62,6 +65,14 @@ def test_metrics_by_hand():
     assert measured["mIoU"] == pytest.approx(100 * (2 / 4 + 2 / 3 + 1 / 2) / 3)
     assert measured["mAcc"] == pytest.approx(100 * (2 / 4 + 1 + 1) / 3)
     assert measured["aAcc"] == pytest.approx(100 * 5 / 7)
+    details = metrics.details([metrics.state(), other.state()])
+    assert details.confusion.tolist() == [[2, 1, 1, 0], [0, 2, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    assert details.classes == [
+        {"class": "a", "count": 4, "IoU": 50, "accuracy": 50, "precision": 100},
+        {"class": "b", "count": 2, "IoU": 100 * 2 / 3, "accuracy": 100, "precision": 100 * 2 / 3},
+        {"class": "c", "count": 1, "IoU": 50, "accuracy": 100, "precision": 50},
+        {"class": "d", "count": 0, "IoU": None, "accuracy": None, "precision": None},
+    ]
 
 
 def test_pixel_loss_mean():
@@ -167,19 +178,51 @@ def test_eval_equals_training(run, scenes, capsys):
     assert "data: expected a recipe or a folder, got 'nowhere'" in capsys.readouterr().err
 
 
-def test_predict_overlay(run, scenes, tmp_path, capsys):
-    picture, out = scenes / "val2017" / "000001.jpg", tmp_path / "overlay.png"
-    command = ["predict", str(run / "best.safetensors"), str(picture), "--out", str(out)]
-    assert main([*command, "--json"]) == 0
-    (prediction,) = json.loads(capsys.readouterr().out)
-    assert sum(prediction["shares"].values()) == pytest.approx(1)
-    with Image.open(out) as drawn:
-        assert drawn.height == 256
-        assert drawn.width > 256  # the legend
-        colours = {tuple(colour) for colour in np.asarray(drawn)[:, 256:].reshape(-1, 3)}
-    assert len(colours) >= 2 + len(prediction["shares"])
+def test_eval_files(run, scenes, tmp_path, capsys):
+    command = ["eval", str(run / "best.safetensors"), "--data", str(scenes), "--out", str(tmp_path)]
     assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("mIoU ")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "metrics.json",
+        "classes.csv",
+        "confusion.csv",
+        "confusion.png",
+    }
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    ious = [row["IoU"] for row in written["classes"] if row["IoU"] is not None]
+    assert sum(ious) / len(ious) == pytest.approx(written["metrics"]["mIoU"])
+
+
+def test_predict_files(run, scenes, tmp_path, capsys):
+    pictures, out = [scenes / "val2017" / f"00000{number}.jpg" for number in (1, 2)], tmp_path / "out"
+    command = ["predict", str(run / "best.safetensors"), *map(str, pictures)]
+    assert main([*command, "--out", str(out), "--json"]) == 0
+    predictions = json.loads(capsys.readouterr().out)
+    assert {path.name for path in out.iterdir()} == {
+        *(f"00000{number}_{kind}.png" for number in (1, 2) for kind in ("labels", "overlay")),
+        "classes.txt",
+    }
+    classes = (out / "classes.txt").read_text().split()
+    model, config, names = load_segmenter(run / "best.safetensors")
+    assert tuple(classes) == names
+    for picture, prediction in zip(pictures, predictions, strict=True):
+        labels = decode_labels(Path(prediction["labels"]))
+        with torch.inference_mode():
+            image = image_tensor(decode(picture, "picture"))
+            assert np.array_equal(labels, probabilities(model, image, config.data, config.test).argmax(0).numpy())
+        shares = {name: float((labels == index).mean()) for index, name in enumerate(classes)}
+        assert prediction["shares"] == pytest.approx({name: share for name, share in shares.items() if share})
+        with Image.open(prediction["labels"]) as stored, Image.open(prediction["overlay"]) as drawn:
+            assert stored.mode == "P"
+            assert drawn.height == 512
+            assert drawn.width > 512  # the legend
+
+
+def test_predict_without_out_writes_nothing(run, scenes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", str(run / "best.safetensors"), str(scenes / "val2017" / "000001.jpg")]) == 0
     assert "%" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_training_overfits(scenes, tmp_path):

@@ -1,6 +1,6 @@
 """Machine code of compiled kernels: how many instructions the innermost loop spends on a score.
 
-A kernel's inner loop computes a tile of scores; its matrix instructions say how many, whatever the compiler unrolled.
+The inner loop is the one with the most matrix products; each turn computes a tile of scores.
 Instructions are those of a thread: a warp of 32 that takes 320 instructions for 512 scores takes 20 for a score.
 """
 
@@ -43,13 +43,20 @@ def matrix_products(launch: Launch) -> int:
     return products + (d + dv * (1 if a["second_other_b"] is None else 2) if a["grad_a"] is not None else 0)
 
 
+def _tile_scores(launch: Launch) -> int:
+    a = launch.arguments
+    if "BLOCK_M" in a:
+        return a["BLOCK_M"] * a["BLOCK_N"]
+    return a["ROWS"] * a["COLS"] * a["OTHER_ROWS"] * a["OTHER_COLS"]
+
+
 def has_scores(launch: Launch) -> bool:
     """Whether a kernel computes tiles of scores."""
     return launch.kernel.__name__ in ("attention_forward", "attention_backward", "line_forward", "line_backward")
 
 
 def loop_cost(compiled: Any, launch: Launch) -> LoopCost | None:
-    """The cost of a score; None where products do not run on matrix units (float32), so that tiles are not marked.
+    """The cost of a score; None where products do not run on matrix units (float32), which mark the loop.
 
     Args:
         compiled: what `targets.compile_for` returned.
@@ -64,7 +71,7 @@ def loop_cost(compiled: Any, launch: Launch) -> LoopCost | None:
     products, body = max(marked, key=lambda pair: pair[0], default=(0, []))
     if products == 0:
         return None
-    scores = products / matrix_products(launch)
+    scores = _tile_scores(launch) / compiled.metadata.num_warps  # loops with barriers are not unrolled
     body = [name for name in body if name not in ("NOP", "s_nop")]
     special = sum(name.startswith(("MUFU", "v_exp_", "v_log_", "v_rcp_")) for name in body)
     return LoopCost(len(body) * lanes / scores, special * lanes / scores)

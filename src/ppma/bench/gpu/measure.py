@@ -30,6 +30,21 @@ def run(device: str = "cuda", *, rounds: int = 9, batch: int = BATCH) -> list[Re
     Raises:
         ValueError: there is no such GPU.
     """
+    target = find_gpu(device)
+    with torch.cuda.device(target):
+        operators = [operator_report(stage, combine, target, rounds, batch)
+                     for stage in block_kinds() for combine in ("hadamard", "logit")]  # fmt: skip
+        models = [model_report(name, mode, target, rounds, batch)
+                  for name in ("ppma_tiny", "ppma_small", "ppma_base") for mode in ("inference", "train")]  # fmt: skip
+    return operators + models
+
+
+def find_gpu(device: str) -> torch.device:
+    """The GPU of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
     target = torch.device(device)
     if target.type != "cuda":
         raise ValueError(f"device: expected cuda, got {device}")
@@ -37,12 +52,7 @@ def run(device: str = "cuda", *, rounds: int = 9, batch: int = BATCH) -> list[Re
         raise ValueError(f"device: expected a GPU for {device}, got a machine where PyTorch finds none")
     if (target.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device: expected one of {torch.cuda.device_count()} GPUs, got {device}")
-    with torch.cuda.device(target):
-        operators = [operator_report(stage, combine, target, rounds, batch)
-                     for stage in block_kinds() for combine in ("hadamard", "logit")]  # fmt: skip
-        models = [model_report(name, mode, target, rounds, batch)
-                  for name in ("ppma_tiny", "ppma_small", "ppma_base") for mode in ("inference", "train")]  # fmt: skip
-    return operators + models
+    return target
 
 
 def operator_report(stage: Stage, combine: Combine, device: torch.device, rounds: int, batch: int) -> Report:

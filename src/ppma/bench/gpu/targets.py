@@ -107,9 +107,9 @@ def _active(target: GPUTarget) -> Iterator[None]:
 
 def compile_for(launch: Launch, target: str) -> Any:
     """Compile a recorded launch for one of TARGETS, specialised as the launch itself would be."""
-    arguments = dict(launch.arguments)
-    if TARGETS[target].backend == "hip":
-        arguments.pop("maxnreg", None)
+    hip = TARGETS[target].backend == "hip"
+    arguments = {name: value for name, value in launch.arguments.items() if name != "maxnreg"}
+    arguments |= launch.config.options(hip)
     with _active(TARGETS[target]):
         return launch.kernel.warmup(grid=launch.grid, **arguments)
 

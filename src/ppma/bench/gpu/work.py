@@ -44,7 +44,7 @@ def without_mask(launch: Launch) -> Launch | None:
         return None
     arguments = dict(launch.arguments)
     arguments.update((name, None) for name in _OF_THE_MASK if name in arguments)
-    arguments.update((name, False) for name in ("V2H", "H2V", "NEAR", "FAR") if name in arguments)
+    arguments.update((name, False) for name in ("V2H", "H2V", "NEAR", "FAR", "TABLES") if name in arguments)
     if "MODE" in arguments:
         arguments["MODE"] = "hadamard"  # one softmax, and no product with a mask that is not there
     if "CHECK" in arguments:

@@ -1,5 +1,6 @@
 """Metadata of our safetensors files."""
 
+import dataclasses
 import json
 import reprlib
 from collections.abc import Mapping
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from ppma.models.checkpoints.weights import CheckpointError
 from ppma.models.config import BackboneConfig
+from ppma.models.timm_models import TimmModel
 
 _PREFIX = "ppma_"
 CONFIG_KEY = f"{_PREFIX}config"  # the backbone's configuration
+TIMM_KEY = f"{_PREFIX}timm"  # name and arguments of a model of timm, instead of the configuration
 BACKBONE_KEY = f"{_PREFIX}backbone"  # prefix of the backbone's weights in the file of a larger model
 _LONGEST_JSON = 16 << 20  # room for the names of a million classes
 
@@ -24,7 +27,8 @@ def task_key(task: str) -> str:
 
 def task_in(metadata: Mapping[str, str]) -> str | None:
     """The task in a file's metadata, None for a bare backbone."""
-    keys = sorted(key for key in metadata if key.startswith(_PREFIX) and key not in (CONFIG_KEY, BACKBONE_KEY))
+    others = (CONFIG_KEY, TIMM_KEY, BACKBONE_KEY)
+    keys = sorted(key for key in metadata if key.startswith(_PREFIX) and key not in others)
     return keys[0].removeprefix(_PREFIX) if keys else None
 
 
@@ -46,6 +50,21 @@ def config_from(text: str, source: str) -> BackboneConfig:
     try:
         return BackboneConfig.from_dict(mapping(text, source))
     except ValueError as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{source}: {error}") from None
+
+
+def describe(backbone: BackboneConfig | TimmModel) -> dict[str, str]:
+    """The entry from which the backbone is rebuilt."""
+    if isinstance(backbone, TimmModel):
+        return {TIMM_KEY: json.dumps(dataclasses.asdict(backbone))}
+    return {CONFIG_KEY: json.dumps(backbone.to_dict())}
+
+
+def timm_model_from(text: str, source: str) -> TimmModel:
+    """Parse the JSON of a model of timm."""
+    try:
+        return TimmModel(**mapping(text, source))
+    except (ValueError, TypeError) as error:
         raise error if isinstance(error, CheckpointError) else CheckpointError(f"{source}: {error}") from None
 
 

@@ -18,6 +18,7 @@ from ppma.models.checkpoints import openmmlab, release
 from ppma.models.checkpoints.pickles import read_torch
 from ppma.models.checkpoints.weights import EXTRA_STATE, CheckpointError, unreadable
 from ppma.models.config import BackboneConfig
+from ppma.models.timm_models import TimmModel
 
 
 class Checkpoint:
@@ -46,8 +47,8 @@ class Checkpoint:
 
     @property
     def native(self) -> bool:
-        """Whether it is in our format, with a configuration in the metadata."""
-        return keys.CONFIG_KEY in self.metadata
+        """Whether it is in our format, with what the backbone is in the metadata."""
+        return keys.CONFIG_KEY in self.metadata or keys.TIMM_KEY in self.metadata
 
     @property
     def larger(self) -> bool:
@@ -56,7 +57,9 @@ class Checkpoint:
 
     @functools.cached_property
     def backbone(self) -> BackboneConfig | None:
-        """The stored configuration of the backbone, None for files of others."""
+        """The stored configuration of the backbone, None for files of others and for models of timm."""
+        if self.timm_model is not None:
+            return None
         if self.native:
             return keys.config_from(self.metadata[keys.CONFIG_KEY], f"{self.path}: {keys.CONFIG_KEY}")
         try:
@@ -64,6 +67,13 @@ class Checkpoint:
         except CheckpointError:  # `backbone_weights` raises it
             return None
         return keys.decode_config(state[EXTRA_STATE], str(self.path)) if EXTRA_STATE in state else None
+
+    @functools.cached_property
+    def timm_model(self) -> TimmModel | None:
+        """The name and the arguments of a model of timm, None if the backbone is one of ours."""
+        if keys.TIMM_KEY not in self.metadata:
+            return None
+        return keys.timm_model_from(self.metadata[keys.TIMM_KEY], f"{self.path}: {keys.TIMM_KEY}")
 
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
@@ -115,6 +125,12 @@ class Checkpoint:
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {keys.task_key(self.task)}: {problem}")
 
+    def prefixed_weights(self) -> dict[str, Tensor]:
+        """The backbone's weights in a file of our format, without their prefix."""
+        prefix = self.metadata.get(keys.BACKBONE_KEY, "")
+        held = self.contents.items()
+        return {name.removeprefix(prefix): tensor for name, tensor in held if name.startswith(prefix)}
+
     def backbone_weights(
         self, *, ema: bool | None = None, **changes: Any
     ) -> tuple[BackboneConfig, BackboneConfig, dict[str, Tensor]]:
@@ -125,10 +141,10 @@ class Checkpoint:
             changes: fields of the configuration to change.
         """
         source, stored = str(self.path), self.backbone
+        if self.timm_model is not None:
+            raise CheckpointError(f"{source}: expected one of our backbones, got timm's {self.timm_model.name}")
         if self.native and not ema:
-            prefix = self.metadata.get(keys.BACKBONE_KEY, "")
-            held = self.contents.items()
-            state = {name.removeprefix(prefix): tensor for name, tensor in held if name.startswith(prefix)}
+            state = self.prefixed_weights()
         else:
             state = release.find_weights(self.contents, ema=ema, source=source)
         if stored is not None:

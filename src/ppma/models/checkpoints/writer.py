@@ -9,8 +9,9 @@ import safetensors.torch
 from torch import Tensor
 
 from ppma.atomic import write_atomically
-from ppma.models.checkpoints.metadata import BACKBONE_KEY, CONFIG_KEY, task_key
+from ppma.models.checkpoints.metadata import BACKBONE_KEY, describe, task_key
 from ppma.models.config import BackboneConfig
+from ppma.models.timm_models import TimmModel
 
 _LENGTH = 8  # bytes of the header's length, little-endian; the header is padded to a multiple of it
 
@@ -18,7 +19,7 @@ _LENGTH = 8  # bytes of the header's length, little-endian; the header is padded
 def write_checkpoint(
     path: str | Path,
     state: Mapping[str, Tensor],
-    config: BackboneConfig,
+    backbone: BackboneConfig | TimmModel,
     *,
     task: str | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -29,12 +30,12 @@ def write_checkpoint(
     Args:
         path: of the file.
         state: weights by name.
-        config: of the backbone.
+        backbone: from which it is rebuilt: its configuration, or its name in timm.
         task: that the model was trained for, None for a bare backbone.
         facts: entries of the task: `classes`, and either the run's `config` or the fields of `Preprocessing`.
         prefix: of the backbone's weights in a larger model.
     """
-    metadata = {"format": "pt", CONFIG_KEY: json.dumps(config.to_dict())}
+    metadata = {"format": "pt", **describe(backbone)}
     if task is not None:
         metadata[task_key(task)] = json.dumps(facts or {})
     if prefix:

@@ -6,15 +6,13 @@ from typing import Any
 
 from ppma.config import ConfigError, require
 from ppma.data.images import AugmentConfig, ImageDataConfig, train_transform
-from ppma.engine.config import RunConfig
-from ppma.models import CONFIGS
-from ppma.ops import checks
+from ppma.tasks.model_config import ModelConfig
 
 LARGEST_IMAGE = 4096  # a larger size is a typing mistake that would exhaust memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationConfig(RunConfig):
+class ClassificationConfig(ModelConfig):
     """The configuration of a classification run.
 
     Attributes:
@@ -25,7 +23,6 @@ class ClassificationConfig(RunConfig):
             weighs every image equally, 1 every class.
         class_weights: further factors on the weights of classes, by name; 1 for those not named.
         balanced_sampling: whether an epoch draws every class equally often, with replacement.
-        init: initial weights, any file that `ppma.load_checkpoint` reads; the last layer is new if the classes differ.
     """
 
     data: ImageDataConfig
@@ -34,21 +31,15 @@ class ClassificationConfig(RunConfig):
     class_balance: float = 0.0
     class_weights: dict[str, Any] = field(default_factory=dict)
     balanced_sampling: bool = False
-    init: str | None = None
 
     def __post_init__(self) -> None:
+        require("num_classes" not in self.model_args, "model_args.num_classes", "nothing: the data set it", "a value")
         super().__post_init__()
-        try:
-            checks.one_of("model", self.model, CONFIGS)
-            CONFIGS[self.model].replace(**self.model_args)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(str(error)) from None
         for key in ("mixup", "cutmix"):
             require(getattr(self.augment, key) >= 0, f"augment.{key}", "0 or more", getattr(self.augment, key))
         size = self.data.image_size / self.data.crop_pct
         expected = f"images resized to at most {LARGEST_IMAGE} pixels"
         require(size <= LARGEST_IMAGE, "data.image_size, data.crop_pct", expected, size)
-        require("num_classes" not in self.model_args, "model_args.num_classes", "nothing: the data set it", "a value")
         require(0 <= self.label_smoothing < 1, "label_smoothing", "a number in [0, 1)", self.label_smoothing)
         require(0 <= self.class_balance <= 1, "class_balance", "a number in [0, 1]", self.class_balance)
         for name, weight in self.class_weights.items():

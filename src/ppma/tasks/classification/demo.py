@@ -13,9 +13,10 @@ from ppma.engine.logging import ProgressLine
 from ppma.explore.worked_example import worked_example
 from ppma.models.loading import load_classifier
 from ppma.tasks.classification.config import ClassificationConfig
-from ppma.tasks.classification.inside import confusion_figure, look_figure
+from ppma.tasks.classification.inside import look_figure
 from ppma.tasks.classification.metrics import collate
 from ppma.tasks.registry import load_config
+from ppma.tasks.report import confusion_figure
 from ppma.tasks.run import train
 
 RECIPE = "digits_nano"
@@ -45,7 +46,9 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     images, labels = collate([test[index] for index in range(len(test))])
     with torch.inference_mode():
         predicted = torch.cat([model(part).argmax(1) for part in images.split(config.batch_size)])
-    confusion_figure(labels, predicted, classes).savefig(out / "confusion.png", dpi=120)
+    size = len(classes)
+    confusion = torch.bincount(labels * size + predicted, minlength=size**2).view(size, size)
+    confusion_figure(confusion, classes).savefig(out / "confusion.png", dpi=120)
 
     wrong = (predicted != labels).nonzero().flatten().tolist()
     shown = (wrong[:2] + (predicted == labels).nonzero().flatten().tolist())[:4]

@@ -1,6 +1,7 @@
 """Evaluation, prediction and export of trained classifiers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ from ppma.data.imagenet import readable
 from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource, check_classes
-from ppma.models import Checkpoint, load_checkpoint
-from ppma.models.loading import load_classifier
+from ppma.models import Checkpoint
+from ppma.models.loading import load_classifier, load_model
+from ppma.outputs import csv_bytes
 from ppma.recipes import is_recipe
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.metrics import ClassificationMetrics
+from ppma.tasks.prediction import PredictOptions, ResultFolder, select_device
 from ppma.tasks.registry import load_config
+
+TABLE = "predictions.csv"
 
 
 def find_images(data: str, *, split: str | None = None, assignments: Iterable[str] = ()) -> ImageSource:
@@ -58,39 +63,57 @@ def evaluation(
     model, preprocessing, classes = load_classifier(checkpoint)
     source = find_images(data, split=split, assignments=assignments)
     check_classes(source.classes, classes, found="the data", expected="the checkpoint")
-    return Evaluation(model, ClassificationMetrics(), TransformedImages(source, preprocessing.transform()))
+    metrics = ClassificationMetrics(readable(classes))
+    return Evaluation(model, metrics, TransformedImages(source, preprocessing.transform()))
 
 
 @dataclass(frozen=True)
-class PredictOptions:
+class ClassifyOptions(PredictOptions):
     """Options of classification's `predict`.
 
     Attributes:
         top: number of classes to show.
+        batch_size: images that the model sees at once.
     """
 
     top: int = 5
+    batch_size: int = 16
 
     def __post_init__(self) -> None:
         require(self.top >= 1, "top", "at least 1", self.top)
+        require(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
 
 
 @torch.inference_mode()
 def predict(
-    checkpoint: Checkpoint, images: Sequence[str | Path], options: PredictOptions, report: Report | None = None
-) -> Iterator[Prediction]:
-    """Predict the `top` most probable classes and their probabilities, most probable first."""
+    checkpoint: Checkpoint, images: Sequence[str | Path], options: ClassifyOptions, report: Report | None = None
+) -> Generator[Prediction, None, None]:
+    """Predict the `top` most probable classes and their probabilities, most probable first.
+
+    With `options.out`, predictions.csv has a row for each of them: file, rank, class, probability.
+    """
+    device = select_device(options.device)
+    paths, problems = image_files(images)
+    folder = ResultFolder(options.out, paths, names=[TABLE], overwrite=options.overwrite)
     model, preprocessing, classes = load_classifier(checkpoint)
-    classes, transform = readable(classes), preprocessing.transform()
-    for path, image in read_images(*image_files(images), report):
-        probabilities = model(transform(image)[None]).float().softmax(-1)[0]
-        best = probabilities.topk(min(options.top, len(probabilities)))
-        names, values = [classes[index] for index in best.indices.tolist()], best.values.tolist()
-        lines = [str(path), *(f"  {value:7.2%}  {name}" for name, value in zip(names, values, strict=True))]
-        yield Prediction({"image": str(path), "classes": names, "probabilities": values}, lines)
+    model, classes, transform = model.to(device), readable(classes), preprocessing.transform()
+    rows: list[tuple[Any, ...]] = []
+    readable_images = read_images(paths, problems, report)
+    try:
+        while batch := list(itertools.islice(readable_images, options.batch_size)):
+            scores = model(torch.stack([transform(image) for _, image in batch]).to(device)).float().softmax(-1).cpu()
+            for (path, _), probabilities in zip(batch, scores, strict=True):
+                best = probabilities.topk(min(options.top, len(classes)))
+                names, values = [classes[index] for index in best.indices.tolist()], best.values.tolist()
+                ranked = list(zip(names, values, strict=True))
+                rows += [(str(path), rank, *pair) for rank, pair in enumerate(ranked, start=1)]
+                lines = [str(path), *(f"  {value:7.2%}  {name}" for name, value in ranked)]
+                yield Prediction({"image": str(path), "classes": names, "probabilities": values}, lines)
+    finally:
+        folder.write(TABLE, csv_bytes(("file", "rank", "class", "probability"), rows))
 
 
 def exportable(checkpoint: Checkpoint, **changes: Any) -> tuple[nn.Module, dict[str, str]]:
     """Load the whole classifier."""
-    model = load_checkpoint(checkpoint, **changes)
+    model: Any = load_model(checkpoint, **changes)
     return model, {"logits": "class scores" if model.num_classes else "features"}

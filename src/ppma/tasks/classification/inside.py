@@ -1,9 +1,8 @@
-"""Figures of a trained classifier: decays, masks and attention of single images, and its confusion matrix."""
+"""Figures of a trained classifier: decays, masks and attention of single images."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from ppma.explore import capture_image, query_panels, style
@@ -43,20 +42,3 @@ def _brightest(image: Tensor, grid: tuple[int, int]) -> tuple[int, int]:
     """The (row, column) of the token with the brightest pixels."""
     token = int(nn.functional.adaptive_avg_pool2d(image.mean(0)[None], grid).argmax())
     return token // grid[1], token % grid[1]
-
-
-def confusion_figure(labels: Tensor, predicted: Tensor, classes: Sequence[str]) -> "Figure":
-    """Plot the confusion matrix of labels and predictions, each (N,)."""
-    counts = torch.bincount(labels * len(classes) + predicted, minlength=len(classes) ** 2).view(len(classes), -1)
-    figure = style.new_figure(5, 4.6)
-    axis = figure.subplots()
-    axis.imshow(counts.numpy(), cmap="Blues")
-    for i, row in enumerate(counts.tolist()):
-        for j, count in enumerate(row):
-            if count:
-                axis.text(j, i, str(count), ha="center", va="center", color="white" if i == j else "black")
-    axis.set_xticks(range(len(classes)), classes)
-    axis.set_yticks(range(len(classes)), classes)
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    return figure

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppma.engine.task import Metrics
+from ppma.engine.task import Details, Metrics
+from ppma.tasks.report import percent
 
 
 def collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
@@ -16,9 +17,14 @@ def collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 
 class ClassificationMetrics(Metrics):
-    """Top-1 and top-5 accuracy in percent, and cross-entropy."""
+    """Top-1 and top-5 accuracy in percent, and cross-entropy.
 
-    def __init__(self) -> None:
+    Args:
+        classes: class names.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes = classes
         self.ranked: list[Tensor] = []
         self.labels: list[Tensor] = []
         self.losses: list[Tensor] = []
@@ -34,10 +40,24 @@ class ClassificationMetrics(Metrics):
         return (torch.cat(self.ranked), torch.cat(self.labels), torch.cat(self.losses)) if self.labels else None
 
     def compute(self, states: Sequence[tuple[Tensor, Tensor, Tensor] | None]) -> dict[str, float]:
-        ranked, labels, losses = (torch.cat(parts) for parts in zip(*filter(None, states), strict=True))
+        ranked, labels, losses = _joined(states)
         right = ranked == labels[:, None]
         return {
             "top1": 100 * right[:, 0].double().mean().item(),
             "top5": 100 * right.any(1).double().mean().item(),
             "loss": losses.double().mean().item(),
         }
+
+    def details(self, states: Sequence[tuple[Tensor, Tensor, Tensor] | None]) -> Details:
+        """The accuracy (recall) and precision of each class, in percent."""
+        ranked, labels, _ = _joined(states)
+        size = len(self.classes)
+        confusion = torch.bincount(labels * size + ranked[:, 0], minlength=size**2).view(size, size)
+        correct, counts, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        columns = zip(self.classes, counts.tolist(), percent(correct, counts), percent(correct, predicted), strict=True)
+        keys = ("class", "count", "accuracy", "precision")
+        return Details([dict(zip(keys, row, strict=True)) for row in columns], confusion)
+
+
+def _joined(states: Sequence[tuple[Tensor, Tensor, Tensor] | None]) -> list[Tensor]:
+    return [torch.cat(parts) for parts in zip(*filter(None, states), strict=True)]

@@ -1,10 +1,12 @@
 """The classification task: model, data, loss and metrics."""
 
+import dataclasses
 import difflib
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -23,8 +25,10 @@ from ppma.data.images import (
 )
 from ppma.data.preprocessing import Preprocessing
 from ppma.data.source import ImageSource, check_classes
-from ppma.models import PolylineBackbone, load_checkpoint, open_checkpoint, save_checkpoint
-from ppma.models.profile import profile
+from ppma.models import CONFIGS, open_checkpoint, save_checkpoint
+from ppma.models.loading import load_model
+from ppma.models.profile import count_macs
+from ppma.models.timm_models import TimmModel
 from ppma.tasks.base import Task
 from ppma.tasks.classification import inference
 from ppma.tasks.classification.config import ClassificationConfig
@@ -35,7 +39,8 @@ class Classification(Task[ClassificationConfig]):
     """Training of a classifier on labelled images."""
 
     schema = ClassificationConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.ClassifyOptions
+    preprocessing_keys = tuple(field.name for field in dataclasses.fields(Preprocessing))
     eval_batch_size = 64
     monitor = "top1"
 
@@ -70,15 +75,16 @@ class Classification(Task[ClassificationConfig]):
         )
 
     def model(self) -> nn.Module:
-        classes = self.source.classes
-        if self.config.init is None:
-            return timm.create_model(self.config.model, num_classes=len(classes), **self.config.model_args)
-        start = open_checkpoint(self.config.init)
-        model = load_checkpoint(start, **self.config.model_args)
+        config, classes = self.config, self.source.classes
+        if config.start is None and config.model in CONFIGS:
+            return timm.create_model(config.model, num_classes=len(classes), **config.model_args)
+        if config.start is None:
+            chosen = TimmModel(config.model, config.model_args)
+            return chosen.classifier(len(classes), config.data.image_size, pretrained=config.pretrained)
+        start = open_checkpoint(config.start)
+        model: Any = load_model(start, **config.start_args(start))
         if start.larger or start.classes != classes:
-            warnings.warn(
-                f"{self.config.init}: its classes differ from the data's, so the last layer is new", stacklevel=2
-            )
+            warnings.warn(f"{config.start}: its classes differ from the data's, so the last layer is new", stacklevel=2)
             model.reset_classifier(len(classes))
         return model.train()
 
@@ -137,16 +143,14 @@ class Classification(Task[ClassificationConfig]):
         return draw_image(to_pixels(image, self.config.data.mean, self.config.data.std)), self.source.classes[label]
 
     def macs(self, model: nn.Module) -> int:
-        assert isinstance(model, PolylineBackbone)
-        return profile(model, (self.config.data.image_size,) * 2).total.macs
+        return count_macs(model, (self.config.data.image_size,) * 2)
 
     def example(self, batch: int) -> Tensor:
         return torch.randn(batch, 3, self.config.data.image_size, self.config.data.image_size)
 
     def metrics(self) -> ClassificationMetrics:
-        return ClassificationMetrics()
+        return ClassificationMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
-        assert isinstance(model, PolylineBackbone)
         preprocessing = Preprocessing.from_config(self.config.data)
         save_checkpoint(model, path, preprocessing=preprocessing, classes=self.source.classes)

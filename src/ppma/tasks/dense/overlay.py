@@ -1,97 +1,165 @@
-"""Drawing predictions on images."""
+"""Drawing predictions on images: instances with captions, classes of pixels with a legend."""
 
 import colorsys
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from PIL import Image, ImageDraw
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+OVERLAY = "_overlay.png"  # end of the names of drawings
+BACKGROUND = ("background", "_background_", "__background__", "bg", "void", "unlabeled", "unlabelled")  # not painted
+
+Colour = tuple[int, int, int]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 _GOLDEN = 0.618034  # golden ratio: successive hues are far apart
-_LEAST_SIDE = 256  # smaller images are enlarged to make labels readable
-_ROW = 16
+_LEAST_SIDE = 512  # smaller images are enlarged to make text readable
+_ALPHA = 0.45
+_LEAST_FONT = 12
 
 
-def colour_of(label: int) -> tuple[int, int, int]:
+def colour_of(label: int) -> Colour:
     """The RGB colour of a label; colours of consecutive labels are easy to tell apart."""
     red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (label // 8 % 2))
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
+def label_image(labels: Tensor, colours: Sequence[Colour]) -> Image.Image:
+    """A label map as a palette image, whose pixels are class indices.
+
+    Args:
+        labels: (H, W), integers below 256.
+        colours: of the classes.
+    """
+    image = Image.fromarray(labels.numpy().astype(np.uint8))
+    image.putpalette(bytes(value for colour in colours for value in colour))
+    return image
+
+
 def enlargement(image: Image.Image) -> int:
     """The integer factor by which a small image is enlarged before drawing."""
-    return max(1, -(-_LEAST_SIDE // max(image.size)))
-
-
-def _enlarged(image: Image.Image) -> Tensor:
-    factor = enlargement(image)
-    larger = image.resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(larger)).permute(2, 0, 1)
+    return max(1, _LEAST_SIDE // max(image.size))
 
 
 def draw_instances(
-    image: Image.Image, boxes: Tensor, masks: Tensor, labels: Sequence[int], texts: Sequence[str]
+    image: Image.Image, boxes: Tensor, masks: Tensor, names: Sequence[str], scores: Sequence[float]
 ) -> Image.Image:
-    """Draw boxes, masks and captions.
+    """Draw each instance in a colour of its own: mask, outline, box, and a caption where it hides the least.
 
     Args:
         image: RGB.
         boxes: (n, 4), left, top, right, bottom in pixels.
         masks: (n, H, W), bool.
-        labels: n class labels, which select the colours.
-        texts: n captions.
+        names: n class names.
+        scores: n scores in [0, 1].
     """
-    canvas, factor = _enlarged(image), enlargement(image)
-    colours: list = [colour_of(label) for label in labels]
-    if len(boxes):
-        larger = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
-        canvas = draw_segmentation_masks(canvas, larger, alpha=0.45, colors=colours)
-        canvas = draw_bounding_boxes(canvas, boxes * factor, colors=colours, width=2)
-    picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
-    draw = ImageDraw.Draw(picture)
-    for box, text, colour in zip((boxes * factor).tolist(), texts, colours, strict=True):
-        _write(draw, (box[0], box[1]), text, colour)
+    factor = enlargement(image)
+    pixels = _enlarged(image)
+    masks = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    areas = masks.sum((1, 2))
+    order = areas.argsort(descending=True).tolist()  # small instances on top
+    for place in order:
+        _paint(pixels, masks[place], colour_of(place))
+    picture = Image.fromarray(pixels)
+    draw, font = ImageDraw.Draw(picture), _font(picture)
+    scaled: list[Box] = [tuple(box) for box in (boxes * factor).tolist()]
+    for place in order:
+        draw.rectangle(scaled[place], outline=colour_of(place))
+    # Each pixel's share of the instances that it shows: hiding a small instance is worse than a part of a large one.
+    shares = (masks / areas.clamp(min=1)[:, None, None]).sum(0).numpy()
+    taken: list[Box] = []
+    for place in reversed(order):
+        text = f"{names[place]} {scores[place]:.2f}"
+        width, height = draw.textlength(text, font) + 6, font.size + 4
+        spot = min(_spots(scaled[place], width, height, picture.size), key=lambda spot: _hidden(spot, shares, taken))
+        taken.append(spot)
+        colour = colour_of(place)
+        dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 128
+        draw.rectangle(spot, fill=colour)
+        draw.text((spot[0] + 3, sum(spot[1::2]) / 2), text, "white" if dark else "black", font, anchor="lm")
     return picture
 
 
-def _write(draw: ImageDraw.ImageDraw, corner: tuple[float, float], text: str, colour: tuple[int, int, int]) -> None:
-    """Draw a caption above the top left corner of a box, or inside the box at the top edge of the image."""
-    left, top = corner[0], corner[1] - _ROW if corner[1] >= _ROW else corner[1]
-    draw.rectangle((left, top, left + draw.textlength(text) + 6, top + _ROW - 2), fill=colour)
-    dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 128
-    draw.text((left + 3, top + 2), text, fill="white" if dark else "black")
-
-
-def draw_classes(
-    image: Image.Image,
-    labels: Tensor,
-    classes: Sequence[str],
-    palette: Sequence[tuple[int, int, int]] | None = None,
-) -> Image.Image:
-    """Colour every pixel by its class and add a legend of the classes that occur.
+def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
+    """Colour pixels by class and add a legend of the classes that occur, largest first; background is not painted.
 
     Args:
         image: RGB.
         labels: (H, W), indices into `classes`.
-        classes: class names.
-        palette: RGB colours of the classes, None for generated ones.
+        classes: class names; those of `BACKGROUND` are background.
+        colours: RGB colours of the classes.
     """
-    canvas, factor = _enlarged(image), enlargement(image)
-    shown, pixels = labels.unique(return_counts=True)
-    larger = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    chosen: list = [palette[label] if palette else colour_of(label) for label in shown.tolist()]
-    canvas = draw_segmentation_masks(canvas, larger[None] == shown[:, None, None], alpha=0.5, colors=chosen)
-    picture = Image.fromarray(canvas.permute(1, 2, 0).numpy())
-    order = pixels.argsort(descending=True).tolist()
-    rows = [f"{classes[int(shown[at])]} {pixels[at].item() / labels.numel():.1%}" for at in order]
-    width = 24 + max(int(ImageDraw.Draw(picture).textlength(row)) for row in rows)
-    whole = Image.new("RGB", (picture.width + width, max(picture.height, _ROW * len(rows) + 4)), "white")
+    factor = enlargement(image)
+    pixels = _enlarged(image)
+    shown, counts = labels.unique(return_counts=True)
+    labels = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+    rows: list[tuple[str, Colour | None]] = []
+    for place in counts.argsort(descending=True).tolist():
+        label = int(shown[place])
+        painted = classes[label].lower() not in BACKGROUND
+        if painted:
+            _paint(pixels, labels == label, colours[label])
+        share = counts[place].item() / counts.sum().item()
+        rows.append((f"{classes[label]} {share:.1%}", colours[label] if painted else None))
+    return _with_legend(Image.fromarray(pixels), rows)
+
+
+def _enlarged(image: Image.Image) -> np.ndarray:
+    factor = enlargement(image)
+    return np.array(image.resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC))
+
+
+def _font(picture: Image.Image) -> ImageFont.FreeTypeFont:
+    """A font for the size of a picture."""
+    font = ImageFont.load_default(max(_LEAST_FONT, max(picture.size) // 55))
+    assert isinstance(font, ImageFont.FreeTypeFont)  # Pillow returns another without a size
+    return font
+
+
+def _paint(pixels: np.ndarray, mask: Tensor, colour: Colour) -> None:
+    """Tint the pixels (H, W, 3), uint8, of a mask (H, W), and draw its outline, in place."""
+    thickness = max(1, max(mask.shape) // 300)
+    inside = mask.numpy()
+    tint = np.array(colour, np.float32)
+    pixels[inside] = ((1 - _ALPHA) * pixels[inside] + _ALPHA * tint).astype(np.uint8)
+    eroded = -F.max_pool2d(-mask[None].float(), 2 * thickness + 1, 1, thickness)[0]
+    pixels[inside & (eroded == 0).numpy()] = colour
+
+
+def _spots(box: Box, width: float, height: float, size: tuple[int, int]) -> list[Box]:
+    """Places for a caption in the picture: above, below, beside and in a box, the usual ones first."""
+    left, top, right, bottom = box
+    rows = (top - height - 1, bottom + 1, top - 2 * height - 1, bottom + height + 1)
+    corners = [(x, y) for y in rows for x in (left, right - width)]
+    corners += [(x, y) for x in (right + 1, left - width - 1) for y in (top, bottom - height)]
+    corners += [(left + 1, top + 1), (left + 1, bottom - height - 1)]
+    within = [(max(0, min(x, size[0] - width)), max(0, min(y, size[1] - height))) for x, y in corners]
+    return [(x, y, x + width, y + height) for x, y in within]
+
+
+def _hidden(spot: Box, shares: np.ndarray, taken: Sequence[Box]) -> float:
+    """What a caption hides: the shares of instances, and of other captions."""
+    left, top, right, bottom = spot
+    hidden = float(shares[int(top) : int(bottom) + 1, int(left) : int(right) + 1].sum())
+    for other in taken:
+        width, height = min(right, other[2]) - max(left, other[0]), min(bottom, other[3]) - max(top, other[1])
+        if width > 0 and height > 0:
+            hidden += 2 * width * height / ((other[2] - other[0]) * (other[3] - other[1]))
+    return round(hidden, 2)  # a few pixels are no reason for an unusual place
+
+
+def _with_legend(picture: Image.Image, rows: Sequence[tuple[str, Colour | None]]) -> Image.Image:
+    """The picture with a legend on its right: text and colour, or an empty box."""
+    font = _font(picture)
+    row = int(font.size) + 6
+    width = int(2 * row + max(font.getlength(text) for text, _ in rows))
+    whole = Image.new("RGB", (picture.width + width, max(picture.height, row * len(rows) + 8)), "white")
     whole.paste(picture)
     draw = ImageDraw.Draw(whole)
-    for number, (at, row) in enumerate(zip(order, rows, strict=True)):
-        left, top = picture.width + 4, 4 + _ROW * number
-        draw.rectangle((left, top, left + 11, top + 11), fill=chosen[at], outline="black")
-        draw.text((left + 16, top), row, fill="black")
+    for number, (text, colour) in enumerate(rows):
+        left, top = picture.width + 8, 6 + row * number
+        draw.rectangle((left, top, left + font.size, top + font.size), fill=colour, outline="black")
+        draw.text((left + row + 2, top + font.size / 2), text, "black", font, anchor="lm")
     return whole

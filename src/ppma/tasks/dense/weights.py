@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ppma import config as configs
-from ppma.models import Checkpoint, CheckpointError, PolylineBackbone
+from ppma.models import Checkpoint, CheckpointError, PolylineBackbone, open_checkpoint
 from ppma.models.checkpoints import write_checkpoint
 from ppma.models.checkpoints.weights import build, check_size
-from ppma.tasks.dense.backbone import dense_backbone, pretrained_backbone
+from ppma.models.loading import description
+from ppma.models.timm_features import TimmFeatures
+from ppma.tasks.dense.backbone import Backbone, dense_backbone, pretrained_backbone
 from ppma.tasks.dense.config import DenseConfig
 
 Schema = TypeVar("Schema")
@@ -20,7 +22,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def save_model(
     model: nn.Module,
     path: Path,
-    backbone: PolylineBackbone,
+    backbone: Backbone,
     prefix: str,
     config: Any,
     classes: tuple[str, ...],
@@ -39,11 +41,13 @@ def save_model(
         task: the task; None if `config` says it.
     """
     facts = {"config": configs.to_dict(config), "classes": classes}
-    write_checkpoint(path, model.state_dict(), backbone.config, task=task or config.task, facts=facts, prefix=prefix)
+    write_checkpoint(
+        path, model.state_dict(), description(backbone), task=task or config.task, facts=facts, prefix=prefix
+    )
 
 
 def load_model(
-    checkpoint: Checkpoint, task: str, schema: type[Schema], make: Callable[[PolylineBackbone, Schema, int], Model]
+    checkpoint: Checkpoint, task: str, schema: type[Schema], make: Callable[[Backbone, Schema, int], Model]
 ) -> tuple[Model, Schema, tuple[str, ...]]:
     """Load a file written by `save_model`.
 
@@ -57,18 +61,31 @@ def load_model(
         The model in evaluation mode, the configuration and the class names.
     """
     path, backbone, classes = checkpoint.path, checkpoint.backbone, checkpoint.classes
-    if backbone is None or checkpoint.task != task:
+    timm_model = checkpoint.timm_model
+    if (backbone is None and timm_model is None) or checkpoint.task != task:
         raise CheckpointError(f"{path}: expected a {task} model, found none")
     config = checkpoint.run_config(schema)
     if classes is None:
         raise CheckpointError(f"{path}: expected class names, found none")
-    check_size(backbone, checkpoint.contents, source=str(path))
-    model = build(lambda: make(PolylineBackbone(backbone), config, len(classes)), checkpoint.contents, source=str(path))
+    if backbone is not None:
+        check_size(backbone, checkpoint.contents, source=str(path))
+
+    def make_backbone() -> Backbone:
+        if timm_model is not None:
+            return TimmFeatures(timm_model)
+        assert backbone is not None
+        return PolylineBackbone(backbone)
+
+    try:
+        model = build(lambda: make(make_backbone(), config, len(classes)), checkpoint.contents, source=str(path))
+    except ValueError as error:  # a model that this version of timm lacks
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from None
     return model, config, classes
 
 
-def starting_backbone(config: DenseConfig) -> PolylineBackbone:
+def starting_backbone(config: DenseConfig) -> Backbone:
     """The initial backbone of a run."""
-    if config.init is not None:
-        return pretrained_backbone(config.init, **config.model_args)
-    return dense_backbone(config.model, **config.model_args)
+    if config.start is not None:
+        start = open_checkpoint(config.start)
+        return pretrained_backbone(start, **config.start_args(start))
+    return dense_backbone(config.model, pretrained=config.pretrained, **config.model_args)

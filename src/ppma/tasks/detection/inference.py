@@ -1,6 +1,6 @@
 """Evaluating a trained detector on a data set, and running it on single images."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,21 +10,19 @@ from torch import Tensor
 
 from ppma.config import require
 from ppma.data.coco import CocoInstances
-from ppma.data.decoding import Report
+from ppma.data.decoding import Report, image_files, read_images
 from ppma.data.preprocessing import image_tensor
 from ppma.models import Checkpoint
+from ppma.outputs import json_bytes
 from ppma.tasks.base import Evaluation, Prediction
-from ppma.tasks.dense.inference import (
-    DrawingOptions,
-    check_data_classes,
-    data_configuration,
-    drawn,
-    open_pictures,
-    save_drawing,
-)
-from ppma.tasks.dense.overlay import draw_instances
-from ppma.tasks.detection.metrics import MASK_THRESHOLD, CocoMetrics
+from ppma.tasks.dense.inference import check_data_classes, data_configuration
+from ppma.tasks.dense.overlay import OVERLAY, draw_instances
+from ppma.tasks.detection.coco_results import MASK_THRESHOLD, coco_results, look_up, number
+from ppma.tasks.detection.metrics import CocoMetrics
 from ppma.tasks.detection.weights import load_detector
+from ppma.tasks.prediction import PredictOptions, ResultFolder, select_device
+
+RESULTS, IMAGES = "predictions.json", "images.json"
 
 
 def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments: Iterable[str]) -> Evaluation:
@@ -37,18 +35,21 @@ def evaluation(checkpoint: Checkpoint, data: str, split: str | None, assignments
     config = data_configuration(stored, "detection", data, assignments)
     held_out = CocoInstances(config.data, split or config.data.val_split)
     check_data_classes(held_out.classes, classes)
-    return Evaluation(model, CocoMetrics(), held_out)
+    return Evaluation(model, CocoMetrics(held_out.classes), held_out)
 
 
 @dataclass(frozen=True)
-class PredictOptions(DrawingOptions):
-    """Options of `ppma predict`.
+class DetectOptions(PredictOptions):
+    """Options of detection's `predict`.
 
     Attributes:
         threshold: minimum score of an instance.
+        annotations: a file in COCO's format from which predictions.json takes the ids of images, by file name, and of
+            categories, by class name; None to number both from 1, in the order of the images and of the classes.
     """
 
     threshold: float = 0.5
+    annotations: str | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.threshold <= 1, "threshold", "a number from 0 to 1", self.threshold)
@@ -56,30 +57,57 @@ class PredictOptions(DrawingOptions):
 
 @torch.inference_mode()
 def predict(
-    checkpoint: Checkpoint, images: Sequence[str | Path], options: PredictOptions, report: Report | None = None
-) -> Iterator[Prediction]:
-    """Detect instances and draw them; see `Task.predict`."""
+    checkpoint: Checkpoint, images: Sequence[str | Path], options: DetectOptions, report: Report | None = None
+) -> Generator[Prediction, None, None]:
+    """Detect instances; see `Task.predict`.
+
+    With `options.out`, predictions.json has all instances in COCO's results format, images.json the images and
+    categories that it refers to, and STEM_overlay.png shows the instances of an image.
+
+    One image is computed at a time: in a batch, images are padded to one size, which changes the result.
+    """
+    device = select_device(options.device)
+    paths, problems = image_files(images)
+    folder = ResultFolder(options.out, paths, [OVERLAY], [RESULTS, IMAGES], overwrite=options.overwrite)
     model, _, classes = load_detector(checkpoint)
+    model.to(device)
     # Detections below the threshold suppress none above it, and each mask takes the memory of an image. The heads
     # compare with ">", hence the margin.
     model.roi_heads.score_thresh = max(model.roi_heads.score_thresh, options.threshold - 1e-4)
-    for path, picture, target in open_pictures(images, options.out, report):
-        (found,) = model([image_tensor(picture)])
-        kept = found["scores"] >= options.threshold
-        boxes, scores, labels = (found[key][kept] for key in ("boxes", "scores", "labels"))
-        masks = found["masks"][kept, 0] >= MASK_THRESHOLD
-        names = [classes[label - 1] for label in labels.tolist()]
-        texts = [f"{name} {score:.2f}" for name, score in zip(names, scores.tolist(), strict=True)]
-        save_drawing(draw_instances(picture, boxes, masks, labels.tolist(), texts), target)
-        described = zip(names, scores.tolist(), boxes.tolist(), masks.sum((1, 2)).tolist(), strict=True)
-        instances = [{"class": n, "score": s, "box": box, "pixels": area} for n, s, box, area in described]
-        yield drawn(path, target, {"instances": instances}, _rows(instances))
+    ids = number(paths, classes)
+    if options.annotations is not None:
+        ids = look_up(paths, classes, Path(options.annotations))
+        problems += [f"{path}: not an image of {options.annotations}" for path in paths if path not in ids.images]
+    results: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
+    try:
+        for path, picture in read_images([*ids.images], problems, report):
+            (found,) = model([image_tensor(picture).to(device)])
+            found = {key: value[found["scores"] >= options.threshold].cpu() for key, value in found.items()}
+            masks, scores = found["masks"][:, 0] >= MASK_THRESHOLD, found["scores"].tolist()
+            names = [classes[label - 1] for label in found["labels"].tolist()]
+            described = zip(names, scores, found["boxes"].tolist(), masks.sum((1, 2)).tolist(), strict=True)
+            instances = [{"class": n, "score": s, "box": box, "pixels": area} for n, s, box, area in described]
+            values: dict[str, Any] = {"image": str(path), "instances": instances}
+            if folder.path is not None:
+                image_id = ids.images[path]
+                results += coco_results(found, image_id, ids.categories)
+                entries.append(
+                    {"id": image_id, "file_name": str(path), "width": picture.width, "height": picture.height}
+                )
+                drawing = draw_instances(picture, found["boxes"], masks, names, scores)
+                values["overlay"] = folder.write_image(path, OVERLAY, drawing)
+            yield Prediction(values, [str(path), *_rows(instances)])
+    finally:
+        folder.write(RESULTS, json_bytes(results))
+        categories = [{"id": i, "name": name} for i, name in zip(ids.categories, classes, strict=True)]
+        folder.write(IMAGES, json_bytes({"images": entries, "categories": categories, "annotations": []}))
 
 
 def _rows(instances: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{one['score']:7.2%}  {one['class']}  box {', '.join(f'{x:.0f}' for x in one['box'])}" for one in instances
-    ] or ["nothing found"]
+        f"  {one['score']:7.2%}  {one['class']}  box {', '.join(f'{x:.0f}' for x in one['box'])}" for one in instances
+    ] or ["  nothing found"]
 
 
 def probe(checkpoint: Checkpoint, images: Tensor) -> Tensor:

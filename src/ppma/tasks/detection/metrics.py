@@ -2,18 +2,17 @@
 
 import contextlib
 import io
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
-from ppma.engine.task import Metrics
+from ppma.engine.task import Details, Metrics
+from ppma.tasks.detection.coco_results import coco_results
 
-MASK_THRESHOLD = 0.5  # pixels with at least this probability belong to the mask
 _KINDS = {"box": "bbox", "mask": "segm"}
 _STATISTICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # the first six that pycocotools computes
 
@@ -32,10 +31,15 @@ class CocoMetrics(Metrics):
 
     The ground truth comes with the batches, so only the images that were evaluated count. Sizes without any object
     have no entry.
+
+    Args:
+        classes: class names, in the order of `category_ids` of the batches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes = classes
         self.records = _Records([], (), [], [])
+        self._evaluations: dict[str, COCOeval] = {}  # of `compute`, for `details`
 
     def update(self, model: nn.Module, batch: tuple[list[Tensor], list[Truth]]) -> None:
         images, truths = batch
@@ -43,7 +47,7 @@ class CocoMetrics(Metrics):
             self.records = self.records._replace(category_ids=truth["category_ids"])
             self.records.images.append({"id": truth["image_id"], "height": image.shape[1], "width": image.shape[2]})
             self.records.annotations.extend(truth["annotations"])
-            self.records.detections.extend(_coco_results(found, truth["image_id"], truth["category_ids"]))
+            self.records.detections.extend(coco_results(found, truth["image_id"], truth["category_ids"]))
 
     def state(self) -> _Records:
         return self.records
@@ -62,12 +66,28 @@ class CocoMetrics(Metrics):
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress and its table
             truth.createIndex()
             for name, kind in _KINDS.items():
-                measured |= {f"{name}_{key}": value for key, value in _precisions(truth, detections, kind).items()}
+                evaluation = self._evaluations[name] = _evaluate(truth, detections, kind)
+                pairs = zip(_STATISTICS, evaluation.stats[: len(_STATISTICS)].tolist(), strict=True)
+                # -1: no object of this size
+                measured |= {f"{name}_{key}": 100 * value for key, value in pairs if value >= 0}
         return measured
 
+    def details(self, states: Sequence[_Records]) -> Details:
+        """The number of objects and the metrics of each class, and the detections in COCO's results format."""
+        ids = next(state.category_ids for state in states if state.category_ids)
+        counts = Counter(one["category_id"] for state in states for one in state.annotations if not one["iscrowd"])
+        rows: list[dict[str, Any]] = []
+        for name, category in zip(self.classes, ids, strict=True):
+            row: dict[str, Any] = {"class": name, "count": counts[category]}
+            for kind, evaluation in self._evaluations.items():
+                values = _class_precisions(evaluation, category)
+                row |= {f"{kind}_{key}": value for key, value in zip(_STATISTICS, values, strict=True)}
+            rows.append(row)
+        return Details(rows, predictions=[one for state in states for one in state.detections])
 
-def _precisions(truth: COCO, detections: list[dict[str, Any]], kind: str) -> dict[str, float]:
-    """The statistics of one kind, "bbox" or "segm"."""
+
+def _evaluate(truth: COCO, detections: list[dict[str, Any]], kind: str) -> COCOeval:
+    """Evaluate one kind, "bbox" or "segm"."""
     other = {"bbox": "segmentation", "segm": "bbox"}[kind]  # pycocotools takes the area from the field that is left
     chosen = [{key: value for key, value in one.items() if key != other} for one in detections]
     # pycocotools cannot load an empty list of results
@@ -79,24 +99,18 @@ def _precisions(truth: COCO, detections: list[dict[str, Any]], kind: str) -> dic
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    pairs = zip(_STATISTICS, evaluation.stats[: len(_STATISTICS)].tolist(), strict=True)
-    return {name: 100 * value for name, value in pairs if value >= 0}  # -1: no object of this size
+    return evaluation
 
 
-def _coco_results(found: dict[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The detections of one image in COCO's result format."""
-    boxes = found["boxes"].float().cpu().numpy().astype(np.float64)
-    boxes[:, 2:] -= boxes[:, :2]
-    masks = (found["masks"][:, 0] >= MASK_THRESHOLD).to("cpu").numpy().astype(np.uint8)
-    return [
-        {
-            "image_id": image_id,
-            "category_id": category_ids[label - 1],
-            "score": score,
-            "bbox": box,
-            "segmentation": rle.encode(np.asfortranarray(mask)),
-        }
-        for label, score, box, mask in zip(
-            found["labels"].tolist(), found["scores"].float().tolist(), boxes.tolist(), masks, strict=True
-        )
+def _class_precisions(evaluation: COCOeval, category: int) -> list[float | None]:
+    """The statistics of one class, in percent; None without objects."""
+    # [IoU threshold, recall, class, size, number of detections]; the last: all detections
+    precision = evaluation.eval["precision"][:, :, evaluation.params.catIds.index(category), :, -1]
+    at50, at75 = (int(abs(evaluation.params.iouThrs - value).argmin()) for value in (0.5, 0.75))
+    parts = [
+        precision[..., 0],
+        precision[at50, :, 0],
+        precision[at75, :, 0],
+        *(precision[..., size] for size in (1, 2, 3)),
     ]
+    return [100 * float(part.mean()) if part.max() >= 0 else None for part in parts]  # -1 without objects

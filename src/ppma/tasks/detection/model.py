@@ -12,8 +12,8 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from ppma.models import PolylineBackbone
 from ppma.tasks.dense.backbone import (
+    Backbone,
     authors_without_weight_decay,
     dense_backbone,
     feature_channels,
@@ -48,7 +48,7 @@ class PyramidBackbone(nn.Module):
         channels: channels of every level.
     """
 
-    def __init__(self, body: PolylineBackbone, channels: int) -> None:
+    def __init__(self, body: Backbone, channels: int) -> None:
         super().__init__()
         self.body = body
         self.fpn = FeaturePyramidNetwork(list(feature_channels(body)), channels, extra_blocks=LastLevelMaxPool())
@@ -78,7 +78,7 @@ class PolylineMaskRCNN(GeneralizedRCNN):
 
     def __init__(
         self,
-        body: PolylineBackbone,
+        body: Backbone,
         num_classes: int,
         detector: DetectorConfig,
         mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -19,7 +20,7 @@ from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.detection import inference
 from ppma.tasks.detection.config import DetectionConfig
 from ppma.tasks.detection.metrics import CocoMetrics
-from ppma.tasks.detection.model import PolylineMaskRCNN
+from ppma.tasks.detection.model import PolylineMaskRCNN, cost
 from ppma.tasks.detection.weights import convert_detector, make_detector, save_detector
 
 
@@ -27,7 +28,7 @@ class Detection(Task[DetectionConfig]):
     """Mask R-CNN on instance annotations."""
 
     schema = DetectionConfig
-    predict_options = inference.PredictOptions
+    predict_options = inference.DetectOptions
     monitor = "box_AP"
     backbone = "backbone.body"
 
@@ -64,8 +65,16 @@ class Detection(Task[DetectionConfig]):
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[dict[str, Tensor]]]) -> dict[str, Tensor]:
         return model(*batch)
 
+    def macs(self, model: nn.Module) -> int:
+        assert isinstance(model, PolylineMaskRCNN)
+        chosen = self.config.detector
+        return cost(model, (chosen.short_side,) * 2, proposals=chosen.proposals, masks=chosen.detections).macs
+
+    def example(self, batch: int) -> list[Tensor]:
+        return list(torch.rand(batch, 3, self.config.detector.short_side, self.config.detector.short_side))
+
     def metrics(self) -> CocoMetrics:
-        return CocoMetrics()
+        return CocoMetrics(self.source.classes)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, PolylineMaskRCNN)

@@ -11,16 +11,16 @@ from torch import Tensor
 from ppma import config as configs
 from ppma.atomic import write_atomically
 from ppma.data.coco import CocoDataConfig
-from ppma.models import Checkpoint, CheckpointError, PolylineBackbone, open_checkpoint
+from ppma.models import Checkpoint, CheckpointError, open_checkpoint
 from ppma.models.checkpoints import mmdetection
 from ppma.models.checkpoints.weights import build, check_tensors
-from ppma.tasks.dense.backbone import dense_backbone_of
+from ppma.tasks.dense.backbone import Backbone, dense_backbone_of
 from ppma.tasks.dense.weights import load_model, save_model
 from ppma.tasks.detection.config import DetectorConfig, ScoringConfig
 from ppma.tasks.detection.model import PolylineMaskRCNN
 
 
-def make_detector(body: PolylineBackbone, config: Any, classes: int) -> PolylineMaskRCNN:
+def make_detector(body: Backbone, config: Any, classes: int) -> PolylineMaskRCNN:
     """The detector of a `DetectionConfig` or a `ScoringConfig` for `classes` classes besides the background."""
     return PolylineMaskRCNN(body, classes + 1, config.detector, config.data.mean, config.data.std)
 

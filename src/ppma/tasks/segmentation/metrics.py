@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ppma.data.label_maps import IGNORED
 from ppma.data.segmentation import SegmentationDataConfig
-from ppma.engine.task import Metrics
+from ppma.engine.task import Details, Metrics
+from ppma.tasks.report import percent
 from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities
 
 
@@ -17,14 +18,14 @@ class PixelMetrics(Metrics):
     Classes that occur neither in the labels nor in the predictions are left out of the means.
 
     Args:
-        classes: number of classes.
+        classes: class names.
         data: how images are resized.
         test: how images are segmented.
     """
 
-    def __init__(self, classes: int, data: SegmentationDataConfig, test: InferenceConfig) -> None:
+    def __init__(self, classes: Sequence[str], data: SegmentationDataConfig, test: InferenceConfig) -> None:
         self.classes, self.data, self.test = classes, data, test
-        self.confusion = torch.zeros(classes, classes, dtype=torch.int64)  # [label, prediction]
+        self.confusion = torch.zeros(len(classes), len(classes), dtype=torch.int64)  # [label, prediction]
 
     def update(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> None:
         for image, labels in zip(*batch, strict=True):
@@ -38,8 +39,8 @@ class PixelMetrics(Metrics):
             labels: (H, W), int64.
         """
         labelled = labels != IGNORED
-        pairs = labels[labelled] * self.classes + predicted[labelled]
-        self.confusion += torch.bincount(pairs, minlength=self.classes**2).view_as(self.confusion).cpu()
+        pairs = labels[labelled] * len(self.classes) + predicted[labelled]
+        self.confusion += torch.bincount(pairs, minlength=len(self.classes) ** 2).view_as(self.confusion).cpu()
 
     def state(self) -> Tensor:
         return self.confusion
@@ -52,3 +53,12 @@ class PixelMetrics(Metrics):
             "mAcc": 100 * (correct / labelled).nanmean().item(),
             "aAcc": 100 * (correct.sum() / labelled.sum()).item(),
         }
+
+    def details(self, states: Sequence[Tensor]) -> Details:
+        """The labelled pixels, IoU, accuracy (recall) and precision of each class, in percent."""
+        confusion = torch.stack(list(states)).sum(0)
+        correct, labelled, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        totals = (labelled + predicted - correct, labelled, predicted)
+        columns = zip(self.classes, labelled.tolist(), *(percent(correct, total) for total in totals), strict=True)
+        keys = ("class", "count", "IoU", "accuracy", "precision")
+        return Details([dict(zip(keys, row, strict=True)) for row in columns], confusion)

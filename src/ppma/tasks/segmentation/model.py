@@ -10,8 +10,8 @@ from transformers import UperNetConfig
 from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
 
 from ppma.config import require
-from ppma.models import PolylineBackbone
 from ppma.tasks.dense.backbone import (
+    Backbone,
     authors_without_weight_decay,
     dense_backbone,
     feature_channels,
@@ -77,7 +77,7 @@ class UPerNet(nn.Module):
         decoder: see `DecoderConfig`.
     """
 
-    def __init__(self, backbone: PolylineBackbone, num_classes: int, decoder: DecoderConfig) -> None:
+    def __init__(self, backbone: Backbone, num_classes: int, decoder: DecoderConfig) -> None:
         super().__init__()
         if num_classes < 2:
             raise ValueError(f"num_classes: expected at least 2, got {num_classes}")

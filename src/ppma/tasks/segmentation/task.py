@@ -15,7 +15,7 @@ from ppma.data.label_maps import IGNORED
 from ppma.data.segmentation import SegmentationImages, class_names
 from ppma.data.segmentation_transforms import train_transform
 from ppma.tasks.base import Task
-from ppma.tasks.dense.inference import DrawingOptions, collate
+from ppma.tasks.dense.inference import collate
 from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
@@ -46,7 +46,6 @@ class Segmentation(Task[SegmentationConfig]):
     """Training of UPerNet on images with label maps."""
 
     schema = SegmentationConfig
-    predict_options = DrawingOptions
     monitor = "mIoU"
     backbone = "backbone"
 
@@ -103,7 +102,7 @@ class Segmentation(Task[SegmentationConfig]):
         return torch.randn(batch, 3, self.config.augment.crop, self.config.augment.crop)
 
     def metrics(self) -> PixelMetrics:
-        return PixelMetrics(len(self.classes), self.config.data, self.config.test)
+        return PixelMetrics(self.classes, self.config.data, self.config.test)
 
     def save_weights(self, model: nn.Module, path: Path) -> None:
         assert isinstance(model, UPerNet)

@@ -7,10 +7,10 @@ from typing import Any
 from ppma import config as configs
 from ppma.data import cityscapes
 from ppma.data.segmentation import SegmentationDataConfig
-from ppma.models import CONFIGS, BackboneConfig, Checkpoint, CheckpointError, PolylineBackbone, open_checkpoint
+from ppma.models import CONFIGS, BackboneConfig, Checkpoint, CheckpointError, open_checkpoint
 from ppma.models.checkpoints import openmmlab
 from ppma.models.checkpoints.weights import build, check_tensors
-from ppma.tasks.dense.backbone import dense_backbone_of
+from ppma.tasks.dense.backbone import Backbone, dense_backbone_of
 from ppma.tasks.dense.weights import load_model, save_model
 from ppma.tasks.segmentation.config import ScoringConfig
 from ppma.tasks.segmentation.model import DecoderConfig, UPerNet
@@ -41,7 +41,7 @@ def load_segmenter(path: str | Path | Checkpoint, **changes: Any) -> tuple[UPerN
     return _load_mmsegmentation(checkpoint, **changes)
 
 
-def _make(backbone: PolylineBackbone, config: ScoringConfig, classes: int) -> UPerNet:
+def _make(backbone: Backbone, config: ScoringConfig, classes: int) -> UPerNet:
     return UPerNet(backbone, classes, config.decoder)
 
 

@@ -67,7 +67,7 @@ def fused_linear(
         contiguous_address(bias, (outputs,)),
         0 if residual is None else address(residual, (rows, outputs)),
         0 if residual is None else residual.stride(0),
-        out.data_ptr(),
+        contiguous_address(out, (rows, outputs)),
         outputs,
         rows,
         inputs,

@@ -350,13 +350,13 @@ def attention_backward(
                 if NEAR:
                     logits = tl.fma(scores, scale, along_row) + near_column
                     softmax = softmax_again(logits, near_peak, near_total, unit, taking_part, CHECK)
-                    near = unless_certain(softmax, softmax * (grads * SHARE - near_delta), oa)
+                    near = unless_certain(softmax, softmax * (grads * SHARE - near_delta))
                     weights += softmax
                     grad_scores += near
                 if FAR:
                     logits = tl.fma(scores, scale, along_other) + far_column
                     softmax = softmax_again(logits, far_peak, far_total, unit, taking_part, CHECK)
-                    far = unless_certain(softmax, softmax * (grads * SHARE - far_delta), oa)
+                    far = unless_certain(softmax, softmax * (grads * SHARE - far_delta))
                     weights += softmax
                     grad_scores += far
             else:
@@ -386,7 +386,7 @@ def attention_backward(
                         weighted = near
                     elif FAR:
                         weighted = far
-                    grad_scores = unless_certain(scores, weighted - scores * near_delta, oa)
+                    grad_scores = unless_certain(scores, weighted - scores * near_delta)
 
             if LINEAR:
                 acc_a = unbounded_product(grad_scores, oa, acc_a, UPCAST)

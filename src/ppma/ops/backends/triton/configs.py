@@ -64,8 +64,9 @@ def attention_tile(height: int, width: int, band: int | None, dtype: torch.dtype
         dtype: of the values.
         channels: of a head, padded.
     """
-    # Two warps of sixteen rows of a matrix instruction; four where a row of channels is wider than a tile of scores.
-    tokens = 64 if channels == 64 and dtype != torch.float32 else 32
+    # Two warps of sixteen rows of a matrix instruction; four where a row of channels is wider than a tile of scores;
+    # sixteen rows for two warps where more would not fit the registers.
+    tokens = 16 if channels > 64 else 64 if channels == 64 and dtype != torch.float32 else 32
     shapes = [Tile(size // cols, cols) for size in (tokens, 16) for cols in (16, 8)]
     fitting = [shape for shape in shapes if band is None or band % shape.rows == 0]
     return min(fitting, key=lambda shape: _padded_area(height, width, *shape))
@@ -86,11 +87,13 @@ def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) 
     """
     warps = tile.rows * tile.cols // 16
     if dtype == torch.float32:  # products run outside the matrix units and take more registers
-        warps *= 2 if channels <= 32 else 4
+        warps *= 2 if channels <= 32 else 4 if channels <= 64 else 8
     elif channels > 64:
         warps *= 2
     most = 32 if kind == "forward" and channels <= 32 and dtype != torch.float32 else 16
-    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}) for size in (most, 48 - most)]
+    # Sixteen rows for each half of a wave of 64 threads: with more waves they would repeat one another's products.
+    waves = max(1, warps // 2)
+    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}, waves) for size in (most, 48 - most)]
 
 
 def state_configs(reads: bool, dtype: torch.dtype, channels: int) -> list[Config]:

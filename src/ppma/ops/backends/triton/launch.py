@@ -27,15 +27,25 @@ _LOAD_FAILURES = ("kernel image is invalid", "no kernel image", "PTX JIT compila
 
 @dataclass(frozen=True)
 class Config:
-    """One way to launch a kernel: constants of the kernel, warps of a program, stages of the loop's pipeline."""
+    """One way to launch a kernel.
+
+    Attributes:
+        warps: of a program, 32 threads each.
+        stages: of the loop's pipeline.
+        constants: of the kernel.
+        waves: of a program on AMD's GPUs, 64 threads each; None for as many as warps.
+    """
 
     warps: int
     stages: int = 1
     constants: dict[str, int] = field(default_factory=dict)
+    waves: int | None = None
 
-    def options(self) -> dict[str, Any]:
-        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
-        if torch.version.hip is None:  # AMD's compiler has no such option
+    def options(self, hip: bool = torch.version.hip is not None) -> dict[str, Any]:
+        """Keyword arguments of the launch, for AMD's GPUs or NVIDIA's."""
+        warps = self.waves or self.warps if hip else self.warps
+        options = {"num_warps": warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        if not hip:  # AMD's compiler has no such option
             # Without an explicit limit NVIDIA's assembler spills a few registers where that lets one more program run
             # at a time; with too high a one the registers of all threads would not fit the 65,536 that there are.
             options["maxnreg"] = min(255, 65_536 // (32 * self.warps))
@@ -44,11 +54,19 @@ class Config:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as it was recorded: what Triton needs to compile the kernel."""
+    """A launch as it was recorded: what Triton needs to compile the kernel.
+
+    Attributes:
+        kernel: a `triton.jit` function.
+        grid: number of programs along each axis.
+        arguments: with the options of the configuration.
+        config: the configuration.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
+    config: Config
 
 
 _recorder: ContextVar[list[Launch] | None] = ContextVar("recorder", default=None)
@@ -83,7 +101,7 @@ def launch(kernel: Any, grid: tuple[int, ...], configs: Sequence[Config], **argu
         return
     recorder = _recorder.get()
     if recorder is not None:
-        recorder.append(Launch(kernel, grid, {**arguments, **configs[0].options()}))
+        recorder.append(Launch(kernel, grid, {**arguments, **configs[0].options()}, configs[0]))
         return
     tensors = [v.data if isinstance(v, Field) else v for v in arguments.values() if isinstance(v, Field | Tensor)]
     device = tensors[0].device

@@ -165,7 +165,7 @@ def line_backward(
                 if second_grad_b is not None:
                     second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
             weighted = weights * grads
-            grad_scores = unless_certain(softmax, weighted - softmax * row_delta, oa)
+            grad_scores = unless_certain(softmax, weighted - softmax * row_delta)
             # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
             grad_log_mask = weighted if MODE == "hadamard" else grad_scores
             if potential is not None:

@@ -245,16 +245,13 @@ def softmax_again(logits, peak, norm, valid, LOG: tl.constexpr):
 
 
 @triton.jit
-def unless_certain(softmax, gradient, values):
-    """The gradient of a logit; 0 where its weight is exactly 1 and values are float32.
+def unless_certain(softmax, gradient):
+    """The gradient of a logit; 0 where its weight is exactly 1.
 
     There the exact gradient is 0, and what rounding leaves would be multiplied with a large key. (Rounding the weight
-    down takes fewer registers than a choice.) In half precision the output is rounded far more than that.
+    down takes fewer registers than a choice.)
     """
-    if values.dtype == tl.float32:
-        return gradient - gradient * tl.floor(softmax)
-    else:
-        return gradient
+    return gradient - gradient * tl.floor(softmax)
 
 
 @triton.jit

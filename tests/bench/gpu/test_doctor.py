@@ -1,0 +1,74 @@
+"""`ppma doctor --gpu`: what it reports, and its dry run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ppma.bench.gpu import doctor
+from ppma_cli import main
+
+
+def check_good(_):
+    return "fine"
+
+
+def check_bad(_):
+    raise AssertionError("off by | 3")
+
+
+def check_other(_):
+    raise doctor.SkippedError("needs two GPUs")
+
+
+@pytest.mark.parametrize(("checks", "well"), [((check_good, check_other), True), ((check_bad, check_good), False)])
+def test_examine_result(checks, well, monkeypatch):
+    monkeypatch.setattr(doctor, "INTERPRETED", True)
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    lines = []
+    text, passed = doctor.examine("cuda", True, lines.append)
+    assert passed == well
+    assert len(lines) == 2  # a failing check does not hide the next
+    if well:
+        assert "skipped" in text
+        assert "needs two GPUs" in text
+    else:
+        assert "AssertionError: off by / 3" in text
+        assert "Traceback" in text
+
+
+def test_examine_fallback_fails(monkeypatch):
+    """A kernel that silently runs in PyTorch would pass every comparison."""
+
+    def check_falling_back(_):
+        import warnings
+
+        warnings.warn("polyline_scan runs in plain PyTorch: it does not compile", RuntimeWarning, stacklevel=1)
+        return "fine"
+
+    monkeypatch.setattr(doctor, "INTERPRETED", True)
+    monkeypatch.setattr(doctor, "CHECKS", (check_falling_back,))
+    text, passed = doctor.examine("cuda", True)
+    assert not passed
+    assert "fell back" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_doctor_command_without_gpu(tmp_path, capsys):
+    assert main(["doctor", "--gpu", "--output", str(tmp_path / "report.md")]) == 2
+    assert "expected a GPU for cuda, got a machine where PyTorch finds none" in capsys.readouterr().err
+    assert not (tmp_path / "report.md").exists()
+
+
+@pytest.mark.slow
+def test_doctor_command_dry_run(tmp_path):
+    report = tmp_path / "report.md"
+    command = [sys.executable, "-m", "ppma", "doctor", "--gpu", "--dry-run", "--output", str(report)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("passed") >= 9
+    assert "ppma doctor on the CPU (dry run)" in report.read_text()
