@@ -110,7 +110,7 @@ class Target:
         target.parent.mkdir(exist_ok=True)
         target.write_text(json.dumps(contents), encoding="utf-8")
         bare = sum("segmentation" not in one for one in annotations)
-        note = f"; {bare} have a box only; data without any outline train Faster R-CNN" if bare else ""
+        note = f"; {bare} have a box only, Mask R-CNN also needs outlines" if bare else ""
         self.lines.append(f"{name}: {len(images)} images, {len(annotations)} instances of {len(classes)} classes{note}")
 
     def add_labels(
