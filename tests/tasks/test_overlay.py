@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ppma.data.decoding import decode_labels
 from ppma.tasks.dense.overlay import colour_of, draw_classes, draw_instances, enlargement, label_image
 
 GREY = Image.new("RGB", (600, 560), (100, 100, 100))
@@ -63,7 +64,7 @@ def test_classes_enlarged_with_legend():
     factor = enlargement(small)
     labels = torch.zeros(32, 64, dtype=torch.int64)
     labels[:, 32:] = 1
-    drawn = draw_classes(small, labels, ("left", "right", "nowhere"), COLOURS)
+    drawn = draw_classes(small, labels, ("left", "right", "nowhere"), COLOURS[:3])
     assert factor == 8
     assert drawn.height == 32 * factor
     assert drawn.width > 64 * factor
@@ -76,7 +77,7 @@ def test_classes_enlarged_with_legend():
 def test_classes_background_not_painted():
     labels = torch.zeros(560, 600, dtype=torch.int64)
     labels[100:200, 100:200] = 1
-    drawn = draw_classes(GREY, labels, ("Background", "cat"), COLOURS)
+    drawn = draw_classes(GREY, labels, ("Background", "cat"), COLOURS[:2])
     assert drawn.getpixel((300, 300)) == (100, 100, 100)
     assert drawn.getpixel((150, 150)) != (100, 100, 100)
     assert drawn.getpixel((100, 150)) == COLOURS[1]  # the outline
@@ -88,3 +89,9 @@ def test_label_image_indices_and_palette():
     image = label_image(labels, COLOURS)
     assert np.asarray(image).tolist() == labels.tolist()
     assert image.convert("RGB").getpixel((1, 0)) == COLOURS[3]
+
+
+def test_label_image_many_classes(tmp_path):
+    labels = torch.tensor([[0, 300]])
+    label_image(labels, [colour_of(index) for index in range(301)]).save(tmp_path / "labels.png")
+    assert decode_labels(tmp_path / "labels.png").tolist() == labels.tolist()

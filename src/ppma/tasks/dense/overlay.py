@@ -27,12 +27,14 @@ def colour_of(label: int) -> Colour:
 
 
 def label_image(labels: Tensor, colours: Sequence[Colour]) -> Image.Image:
-    """A label map as a palette image, whose pixels are class indices.
+    """A label map as a palette image, whose pixels are class indices; with more than 256 classes as 16-bit grey values.
 
     Args:
-        labels: (H, W), integers below 256.
+        labels: (H, W), indices into `colours`.
         colours: of the classes.
     """
+    if len(colours) > 256:
+        return Image.fromarray(labels.numpy().astype(np.uint16))
     image = Image.fromarray(labels.numpy().astype(np.uint8))
     image.putpalette(bytes(value for colour in colours for value in colour))
     return image
@@ -60,10 +62,12 @@ def draw_instances(
     masks = masks.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
     areas = masks.sum((1, 2))
     order = areas.argsort(descending=True).tolist()  # small instances on top
+    thickness = max(1, max(pixels.shape) // 300)
     # Each pixel's share of the instances that it shows: hiding a small instance is worse than a part of a large one.
     shares = np.zeros(pixels.shape[:2], np.float32)
     for place in order:
-        _paint(pixels, masks[place], colour_of(place))
+        part = _around(masks[place], thickness)
+        _paint(pixels[part], masks[place][part].long(), (None, colour_of(place)), thickness)
         shares[masks[place].numpy()] += 1 / areas[place].item() if areas[place] else 0
     picture = Image.fromarray(pixels)
     draw, font = ImageDraw.Draw(picture), _font(picture)
@@ -96,14 +100,12 @@ def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str], col
     pixels = _enlarged(image)
     shown, counts = labels.unique(return_counts=True)
     labels = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    rows: list[tuple[str, Colour | None]] = []
+    painted = [None if name.lower() in BACKGROUND else colour for name, colour in zip(classes, colours, strict=True)]
+    _paint(pixels, labels, painted, max(1, max(pixels.shape) // 600))  # two outlines meet
+    rows = []
     for place in counts.argsort(descending=True).tolist():
-        label = int(shown[place])
-        painted = classes[label].lower() not in BACKGROUND
-        if painted:
-            _paint(pixels, labels == label, colours[label])
-        share = counts[place].item() / counts.sum().item()
-        rows.append((f"{classes[label]}  {share:.1%}", colours[label] if painted else None))
+        label, share = int(shown[place]), counts[place].item() / counts.sum().item()
+        rows.append((f"{classes[label]}  {share:.1%}", painted[label]))
     return _with_legend(Image.fromarray(pixels), rows)
 
 
@@ -119,18 +121,30 @@ def _font(picture: Image.Image) -> ImageFont.FreeTypeFont:
     return font
 
 
-def _paint(pixels: np.ndarray, mask: Tensor, colour: Colour) -> None:
-    """Tint the pixels (H, W, 3), uint8, of a mask (H, W), and draw its outline, in place."""
-    thickness = max(1, max(mask.shape) // 300)
-    rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
-    if not len(rows):
-        return
-    part = tuple(slice(max(0, int(at[0]) - thickness), int(at[-1]) + 1 + thickness) for at in (rows, columns))
-    view, mask = pixels[part], mask[part]  # a small instance of a large image is cheap
-    inside = mask.numpy()
-    view[inside] = ((1 - _ALPHA) * view[inside] + _ALPHA * np.array(colour)).astype(np.uint8)
-    eroded = -F.max_pool2d(-mask[None].float(), 2 * thickness + 1, 1, thickness)[0]
-    view[inside & (eroded == 0).numpy()] = colour
+def _paint(pixels: np.ndarray, labels: Tensor, colours: Sequence[Colour | None], thickness: int) -> None:
+    """Tint pixels (H, W, 3), uint8, by their labels (H, W) and draw outlines, in place; None is not painted."""
+    values = labels.numpy()
+    table = np.array([colour or (0, 0, 0) for colour in colours])
+    inside = np.array([colour is not None for colour in colours])[values]
+    pixels[inside] = ((1 - _ALPHA) * pixels[inside] + _ALPHA * table[values[inside]]).astype(np.uint8)
+    highest, lowest = _highest(labels, thickness), -_highest(-labels, thickness)
+    outline = inside & (highest != lowest).numpy()  # near another label
+    pixels[outline] = table[values[outline]]
+
+
+def _highest(labels: Tensor, distance: int) -> Tensor:
+    """The highest label within a distance, (H, W), by rows and then by columns."""
+    size = 2 * distance + 1
+    rows = F.max_pool2d(labels[None].float(), (1, size), 1, (0, distance))
+    return F.max_pool2d(rows, (size, 1), 1, (distance, 0))[0]
+
+
+def _around(mask: Tensor, margin: int) -> tuple[slice, slice]:
+    """The part of the image that a mask (H, W) and a margin take."""
+    rows, columns = (mask.any(axis).nonzero().flatten().tolist() or [0] for axis in (1, 0))
+    return slice(max(0, rows[0] - margin), rows[-1] + 1 + margin), slice(
+        max(0, columns[0] - margin), columns[-1] + 1 + margin
+    )
 
 
 def _spots(box: Box, width: float, height: float, size: tuple[int, int]) -> list[Box]:

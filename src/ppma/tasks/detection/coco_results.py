@@ -64,8 +64,9 @@ def number(paths: Sequence[Path], classes: Sequence[str]) -> CocoIds:
     """Number images from 1 in the given order, and classes from 1 in the order of the model's labels.
 
     Examples:
-        >>> number([Path("a.jpg"), Path("b.jpg")], ["cat"])
-        CocoIds(images={PosixPath('a.jpg'): 1, PosixPath('b.jpg'): 2}, categories=(1,))
+        >>> ids = number([Path("a.jpg"), Path("b.jpg")], ["cat"])
+        >>> [*ids.images.values()], ids.categories
+        ([1, 2], (1,))
     """
     return CocoIds({path: place for place, path in enumerate(paths, start=1)}, tuple(range(1, len(classes) + 1)))
 
