@@ -1,5 +1,7 @@
 """The choice of a model and of its initial weights, shared by the recipes of all tasks."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,13 @@ class ModelConfig(RunConfig):
     def start_args(self, start: Checkpoint) -> dict[str, Any]:
         """`model_args`, unless they are for another kind of model than the one of the initial weights."""
         return self.model_args if is_timm(self.model) == (start.timm_model is not None) else {}
+
+
+def require_weights(weights: Mapping[str, Any]) -> None:
+    """Check the values of `class_weights`."""
+    for name, weight in weights.items():
+        valid = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < math.inf
+        require(valid, f"class_weights.{name}", "a number >= 0", weight)
 
 
 _PUBLISHED = {entry.backbone: entry.name for entry in PUBLISHED.values() if entry.task == "classification"}

@@ -28,10 +28,10 @@ from ppma.data.segmentation import SegmentationDataConfig
 from ppma.engine.logging import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
+from ppma.tasks.segmentation.losses import pixel_loss
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import Scores
 from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities, slide, window_starts
-from ppma.tasks.segmentation.task import pixel_loss
 from ppma.tasks.segmentation.weights import load_segmenter
 from ppma_cli import main
 

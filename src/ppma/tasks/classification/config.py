@@ -1,12 +1,11 @@
 """The configuration of classification runs."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppma.config import ConfigError, require
 from ppma.data.images import AugmentConfig, ImageDataConfig, train_transform
-from ppma.tasks.model_config import ModelConfig
+from ppma.tasks.model_config import ModelConfig, require_weights
 
 LARGEST_IMAGE = 4096  # a larger size is a typing mistake that would exhaust memory
 
@@ -42,9 +41,7 @@ class ClassificationConfig(ModelConfig):
         require(size <= LARGEST_IMAGE, "data.image_size, data.crop_pct", expected, size)
         require(0 <= self.label_smoothing < 1, "label_smoothing", "a number in [0, 1)", self.label_smoothing)
         require(0 <= self.class_balance <= 1, "class_balance", "a number in [0, 1]", self.class_balance)
-        for name, weight in self.class_weights.items():
-            valid = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < math.inf
-            require(valid, f"class_weights.{name}", "a number >= 0", weight)
+        require_weights(self.class_weights)
         try:
             train_transform(self.data, self.augment)
         except Exception as error:  # timm parses auto_augment with assertions

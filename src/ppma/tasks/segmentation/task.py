@@ -3,43 +3,26 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ppma.data.drawing import Panel, draw_labels, to_pixels
-from ppma.data.label_maps import IGNORED
 from ppma.data.segmentation import SegmentationImages, class_names
 from ppma.data.segmentation_transforms import train_transform
+from ppma.ops import checks
 from ppma.tasks.base import Task
 from ppma.tasks.dense.inference import collate
 from ppma.tasks.dense.weights import starting_backbone
 from ppma.tasks.segmentation import inference
 from ppma.tasks.segmentation.config import SegmentationConfig
 from ppma.tasks.segmentation.inference import with_histogram
+from ppma.tasks.segmentation.losses import dice_loss, pixel_loss
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import UPerNet, cost
 from ppma.tasks.segmentation.weights import convert_segmenter, save_segmenter
-
-
-def pixel_loss(scores: Tensor, labels: Tensor, balance: float = 0.0, mean: str = "labelled") -> Tensor:
-    """Cross-entropy of pixels, averaged with a weight for each class.
-
-    Args:
-        scores: (B, classes, H, W), logits.
-        labels: (B, H, W), int64.
-        balance: a class with n pixels in the batch has the weight n ** -balance.
-        mean: average over the "labelled" pixels, or over "all".
-    """
-    classes = scores.shape[1]
-    pixels = torch.bincount(labels.where(labels != IGNORED, classes).flatten(), minlength=classes + 1)[:classes]
-    weight = pixels.clamp(min=1).float() ** -balance
-    total = F.cross_entropy(scores.float(), labels, weight, ignore_index=IGNORED, reduction="sum")
-    average = total / (weight * pixels).sum().clamp(min=torch.finfo(weight.dtype).tiny)  # 0 without labels
-    return average * (pixels.sum() / labels.numel()) if mean == "all" else average
 
 
 class Segmentation(Task[SegmentationConfig]):
@@ -90,11 +73,28 @@ class Segmentation(Task[SegmentationConfig]):
     def loss(self, model: nn.Module, batch: tuple[list[Tensor], list[Tensor]]) -> dict[str, Tensor]:
         images, labels = (torch.stack(parts) for parts in batch)
         scores = model(images)
-        balance, mean = self.config.class_balance, self.config.loss_mean
         return {
-            "decoder": pixel_loss(scores.main, labels, balance, mean),
-            "auxiliary": self.config.decoder.auxiliary_weight * pixel_loss(scores.auxiliary, labels, balance, mean),
+            "decoder": self._loss(scores.main, labels),
+            "auxiliary": self.config.decoder.auxiliary_weight * self._loss(scores.auxiliary, labels),
         }
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        config, terms = self.config, []
+        if config.loss != "dice":
+            gamma = config.focal_gamma if config.loss == "focal" else 0.0
+            options: dict[str, Any] = {"weights": self.class_weights, "gamma": gamma}
+            terms.append(pixel_loss(scores, labels, config.class_balance, config.loss_mean, **options))
+        if config.loss in ("dice", "combination"):
+            terms.append(dice_loss(scores, labels, self.class_weights))
+        return torch.stack(terms).sum()
+
+    @functools.cached_property
+    def class_weights(self) -> Tensor | None:
+        """The factor of each class in the loss, (classes,); None without any."""
+        given = self.config.class_weights
+        for name in given:
+            checks.one_of("class_weights", name, self.classes)
+        return torch.tensor([float(given.get(name, 1)) for name in self.classes]) if given else None
 
     def macs(self, model: nn.Module) -> int:
         assert isinstance(model, UPerNet)
