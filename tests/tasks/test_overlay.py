@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ppma.tasks.dense.overlay import colour_of, draw_classes, draw_instances, enlargement, label_image
+from ppma.data.drawing import colour_of
+from ppma.tasks.dense.overlay import draw_classes, draw_instances, enlargement, label_image
 
 GREY = Image.new("RGB", (600, 560), (100, 100, 100))
 COLOURS = [colour_of(label) for label in range(9)]
