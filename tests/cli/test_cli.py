@@ -24,6 +24,10 @@ USAGE_ERRORS = [
     ["info", "--mask", "polyline"],
     ["info", "--size", "3"],
     ["convert", "a", "b", "c"],
+    ["data"],
+    ["data", "check"],
+    ["data", "check", "digits_nano", "lr"],
+    ["data", "convert", "coco", "a", "b"],
 ]
 
 

@@ -69,6 +69,12 @@ def test_check_segmentation_counts(scenes, capsys):
     assert table["(ignored)"] == 0
 
 
+def test_check_too_many_broken(photos, capsys):
+    (photos / "train" / "red" / "3.png").write_text("no image")
+    _, rows, _ = check(capsys, *folder_words(photos, "max_broken=0"))
+    assert " ".join(rows[-1]) == "1 broken samples: the training fails after max_broken=0"
+
+
 def test_check_limit(photos, capsys):
     _, rows, _ = check(capsys, *folder_words(photos, "--limit", 3))
     assert rows[1][:4] == ["train", "10", "3", "0"]

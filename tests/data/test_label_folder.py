@@ -1,5 +1,7 @@
 """CamVid-like folders, and validation splits of dense data."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -93,8 +95,24 @@ def test_binary_mask_warning(tmp_path):
         values = np.zeros((6, 8), np.uint8)
         values[2:4, 2:4] = 255
         Image.fromarray(values).save(tmp_path / "labels" / "val" / f"{name}.png")
-    with pytest.warns(UserWarning, match="no pixel of class 'nucleus', but ignored ones: .* 0 and 1, not 0 and 255"):
+    with pytest.warns(UserWarning, match=r"no pixel of class 'nucleus', but ignored ones .255.; .* set data.labels to"):
         SegmentationImages(data, "val")
+    binary = SegmentationImages(dataclasses.replace(data, labels="binary"), "val")
+    assert (binary.counts.pixels, binary.counts.ignored) == ((2 * 44, 2 * 4), 0)
+    assert binary[0][1][2, 1:3].tolist() == [0, 1]
+
+
+def test_binary_values(tmp_path):
+    data = dataclasses.replace(write_folder(tmp_path, "a", split="val"), labels="binary")
+    with pytest.raises(ValueError, match=r"data.labels: expected 2 classes with binary, found 3"):
+        SegmentationImages(data, "val")
+    (tmp_path / "classes.txt").write_text("background\nnucleus")
+    with pytest.raises(
+        ValueError, match=r"label 2 out of range, expected 0 and 255 .or 1. for 2 classes, none ignored"
+    ):
+        SegmentationImages(data, "val")
+    Image.new("1", (8, 6), 1).save(tmp_path / "labels" / "val" / "a.png")
+    assert SegmentationImages(data, "val").counts.pixels == (0, 48)
 
 
 def test_coco_without_validation(tmp_path):

@@ -1,6 +1,5 @@
 """The recipes for users' own small data, on folders without a validation split."""
 
-import json
 import shutil
 
 import numpy as np
@@ -13,7 +12,8 @@ from ppma.tasks.data_check import check_data
 from ppma.tasks.registry import load_config, make_task
 from ppma.tasks.run import train
 
-SHORT = ("steps=2", "batch_size=4", "eval_steps=2", "workers=0", "log=[csv]")
+SHORT = ("steps=1", "batch_size=2", "workers=0", "log=[csv]")
+SMALL_DETECTOR = ("detector.channels=16", "detector.box_channels=32", "detector.proposals=20", "detector.detections=5")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ CASES = {
     "small_detection": (
         coco_folder,
         {"train": 9, "val": 1},
-        ["augment.short_sides=[64]", "augment.crop_short_sides=[96]", "detector.short_side=64"],
+        ["augment.short_sides=[64]", "augment.crop_short_sides=[96]", "detector.short_side=64", *SMALL_DETECTOR],
     ),
 }
 
@@ -76,6 +76,5 @@ def test_trains(recipe, tmp_path):
     write, expected, smaller = CASES[recipe]
     write(tmp_path / "data")
     summary = train(recipe, tmp_path / "run", assignments=[f"data.root={tmp_path / 'data'}", *SHORT, *smaller])
-    assert (summary["steps"], summary["val_count"]) == (2, expected["val"])
+    assert (summary["steps"], summary["val_count"]) == (1, expected["val"])
     assert (tmp_path / "run" / "best.safetensors").is_file()
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2

@@ -5,7 +5,8 @@ import torch
 from PIL import Image
 
 from ppma.data.decoding import decode_labels
-from ppma.tasks.dense.overlay import colour_of, draw_classes, draw_instances, enlargement, label_image
+from ppma.data.drawing import colour_of
+from ppma.tasks.dense.overlay import draw_classes, draw_instances, enlargement, label_image
 
 GREY = Image.new("RGB", (600, 560), (100, 100, 100))
 COLOURS = [colour_of(label) for label in range(9)]

@@ -20,7 +20,7 @@ _ALPHA = 0.5
 
 
 def colour_of(label: int) -> tuple[int, int, int]:
-    """The RGB colour of a label from 0 on."""
+    """The RGB colour of a label; colours of consecutive labels are easy to tell apart."""
     red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (label // 8 % 2))
     return round(255 * red), round(255 * green), round(255 * blue)
 

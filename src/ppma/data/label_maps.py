@@ -13,7 +13,7 @@ IGNORED = 255  # label of pixels without a class, whichever value the files use
 LARGEST_VALUE = 65535  # 16 bits
 SHOWN_CLASSES = 30
 
-Convention = Literal["ade20k", "plain"]
+Convention = Literal["ade20k", "plain", "binary"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class LabelFormat:
     """How the values of label maps become labels.
 
     Attributes:
-        convention: "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k.
-        ignore_index: ignored value. None: 255 with "plain", only 0 with "ade20k".
+        convention: "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k. "binary": 0 is the first
+            class, 1 and 255 are the second.
+        ignore_index: ignored value. None: 255 with "plain", only 0 with "ade20k", none with "binary".
         classes: names of the classes.
         hint: what to check when a value is out of range.
     """
@@ -40,10 +41,10 @@ class LabelFormat:
     @property
     def ignored(self) -> tuple[int, ...]:
         """The values of pixels without a class."""
-        default = 0 if self.convention == "ade20k" else IGNORED
-        if self.ignore_index is None:
-            return (default,)
-        return tuple(sorted({0, self.ignore_index})) if self.convention == "ade20k" else (self.ignore_index,)
+        given = () if self.ignore_index is None else (self.ignore_index,)
+        if self.convention == "ade20k":
+            return tuple(sorted({0, *given}))
+        return given or ((IGNORED,) if self.convention == "plain" else ())
 
     def to_labels(self, values: np.ndarray, name: str) -> np.ndarray:
         """Convert the values of a label map to labels.
@@ -68,13 +69,16 @@ class LabelFormat:
         """The label of every value, -1 for values out of range."""
         table = np.full(LARGEST_VALUE + 1, -1, np.int64)
         table[self.offset : self.offset + len(self.classes)] = np.arange(len(self.classes))
+        if self.convention == "binary":
+            table[IGNORED] = 1
         table[list(self.ignored)] = IGNORED
         return table
 
     def __str__(self) -> str:
         last = len(self.classes) - 1 + self.offset
-        ignored = " and ".join(map(str, self.ignored))
-        return f"{self.offset} to {last} for {len(self.classes)} classes, {ignored} ignored (labels: {self.convention})"
+        values = "0 and 255 (or 1)" if self.convention == "binary" else f"{self.offset} to {last}"
+        ignored = " and ".join(map(str, self.ignored)) or "none"
+        return f"{values} for {len(self.classes)} classes, {ignored} ignored (labels: {self.convention})"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class SegmentationDataConfig:
         classes: names of the classes, None for those of the layout (Cityscapes) or of the folder (classes.txt with a
             name on each line, or ADE20K's objectInfo150.txt).
         labels: convention of the label maps. "ade20k": 0 is ignored and k is class k - 1. "plain": k is class k and 255
-            is ignored. None: the layout's; where it has none, "ade20k" with a warning.
+            is ignored. "binary": 0 is the first class, 1 and 255 are the second. None: the layout's; where it has none,
+            "ade20k" with a warning.
         ignore_index: value that is ignored instead of 255 ("plain") or in addition to 0 ("ade20k").
         short_side: images are resized, keeping their aspect ratio, until the shorter side has this many pixels
         long_side: or the longer side this many, whichever comes first.
@@ -160,6 +161,8 @@ class SegmentationImages(CheckedData):
         self.classes = class_names(data)
         convention = data.labels or layout.labels
         self.format = LabelFormat(convention or "ade20k", data.ignore_index, self.classes, layout.hint)
+        if convention == "binary" and len(self.classes) != 2:
+            raise ValueError(f"data.labels: expected 2 classes with binary, found {len(self.classes)}")
         self.pairs = open_pairs(data, split)
         self.maps = Path(os.path.commonpath([labels.parent for _, labels in self.pairs]))
         if convention is None:
@@ -171,8 +174,8 @@ class SegmentationImages(CheckedData):
         self.counts = count_labels(self._checked_labels, spread(len(self), SAMPLED_MAPS), self.format, len(self))
         if len(self.classes) == 2 and self.counts.pixels[1] == 0 < self.counts.ignored and self.format.offset == 0:
             warnings.warn(
-                f"{self.maps}: no pixel of class {self.classes[1]!r}, but ignored ones: a binary mask needs the values "
-                f"0 and 1, not 0 and {self.format.ignored[0]}",
+                f"{self.maps}: no pixel of class {self.classes[1]!r}, but ignored ones ({self.format.ignored[0]}); "
+                "for masks of 0 and 255 set data.labels to binary",
                 stacklevel=2,
             )
 

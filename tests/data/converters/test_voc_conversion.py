@@ -127,6 +127,13 @@ def test_bad_input(tmp_path, changes, spoil, message):
     assert [path.name for path in tmp_path.iterdir()] == ["voc"]
 
 
+def test_object_map_of_another_size(tmp_path):
+    source = write_voc(tmp_path / "voc")
+    Image.fromarray(np.ones((20, 30), np.uint8)).save(source / "SegmentationObject" / "a.png")
+    with pytest.raises(ValueError, match=r"a.jpg: 40 x 20 pixels, but the mask of an instance has 30 x 20"):
+        convert("voc", source, tmp_path / "out")
+
+
 def test_not_voc(tmp_path):
     with pytest.raises(ValueError, match="expected a folder Annotations or SegmentationClass in"):
         convert("voc", tmp_path, tmp_path / "out")

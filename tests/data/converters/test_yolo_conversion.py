@@ -103,6 +103,7 @@ def test_bad_line(tmp_path, line, message):
         ("train: images/train", "data.yaml: expected the keys names and train"),
         ("train: images/train\nnames: {1: cat}", "names: expected a list of class names"),
         ("[", "data.yaml: expected YAML"),
+        ("train: images/train\nnames: [cat, cat]", "expected different class names, found 'cat' more than once"),
     ],
 )
 def test_bad_description(tmp_path, yaml, message):

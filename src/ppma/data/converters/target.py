@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,7 @@ class Target:
             classes: class names; the ids of the categories count from 1.
             samples: images and their instances.
         """
+        _check_names(classes)
         name = COCO_SPLITS[split]
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
@@ -102,6 +104,11 @@ class Target:
             self._place(path, self.folder / name / path.name)
             images.append({"id": number, "file_name": path.name, "width": width, "height": height})
             for instance in instances:
+                if instance.mask is not None and instance.mask.shape != (height, width):
+                    rows, columns = instance.mask.shape
+                    raise ValueError(
+                        f"{path}: {width} x {height} pixels, but the mask of an instance has {columns} x {rows}"
+                    )
                 fields = {"id": len(annotations) + 1, "image_id": number, **instance.to_coco(height, width)}
                 annotations.append(fields)
         categories = [{"id": label, "name": name} for label, name in enumerate(classes, start=1)]
@@ -124,6 +131,7 @@ class Target:
             samples: images, and their names without suffix.
             labels: (H, W) for each image: class indices, 255 for ignored pixels.
         """
+        _check_names(classes)
         for (path, name), values in zip(track(samples, f"{split} label maps"), labels, strict=True):
             width, height = image_size(path, values.shape[::-1])
             if values.shape != (height, width):
@@ -151,6 +159,13 @@ class Target:
             os.link(self._copies[image], target)
         except (KeyError, OSError):  # the first copy, or a file system without links
             self._copies[image] = Path(shutil.copyfile(image, target))
+
+
+def _check_names(classes: Sequence[str]) -> None:
+    repeated = [name for name, times in Counter(classes).items() if times > 1]
+    if repeated or not classes:
+        found = f"{repeated[0]!r} more than once" if repeated else "none"
+        raise ValueError(f"source: expected different class names, found {found}")
 
 
 def _umask() -> int:

@@ -2,6 +2,7 @@
 
 import math
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,12 +139,10 @@ def _number(element: ElementTree.Element, key: str, where: str) -> float:
     return number
 
 
-def _instances(source: Path, name: str, objects: list[_Object], classes: tuple[str, ...]) -> list[Instance]:
+def _instances(source: Path, name: str, objects: list[_Object], classes: tuple[str, ...]) -> Iterator[Instance]:
     """Instances with the masks of the object map, whose value k is the k-th object of the XML file."""
     path = source / _OBJECTS / f"{name}.png"
-    values = decode_labels(path) if path.is_file() else None
-    instances = []
+    values = decode_labels(path) if path.is_file() else np.empty(0)
     for number, one in enumerate(objects, start=1):
-        mask: np.ndarray | None = None if values is None or not (values == number).any() else values == number
-        instances.append(Instance(classes.index(one.name), one.box, mask=mask, crowd=one.difficult))
-    return instances
+        mask = values == number
+        yield Instance(classes.index(one.name), one.box, mask=mask if mask.any() else None, crowd=one.difficult)

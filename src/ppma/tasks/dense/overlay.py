@@ -1,6 +1,5 @@
 """Drawing predictions on images: instances with captions, classes of pixels with a legend."""
 
-import colorsys
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,22 +7,17 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ppma.data.drawing import colour_of
+
 OVERLAY = "_overlay.png"  # end of the names of drawings
 BACKGROUND = ("background", "_background_", "__background__", "bg", "void", "unlabeled", "unlabelled")  # not painted
 
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
-_GOLDEN = 0.618034  # golden ratio: successive hues are far apart
 _LEAST_SIDE = 512  # smaller images are enlarged to make text readable
 _ALPHA = 0.45
 _LEAST_FONT = 12
-
-
-def colour_of(label: int) -> Colour:
-    """The RGB colour of a label; colours of consecutive labels are easy to tell apart."""
-    red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1, 0.85, 1.0 - 0.35 * (label // 8 % 2))
-    return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def label_image(labels: Tensor, colours: Sequence[Colour]) -> Image.Image:

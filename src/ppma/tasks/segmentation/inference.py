@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from ppma.data.decoding import Report, image_files, read_images
+from ppma.data.drawing import colour_of
 from ppma.data.preprocessing import image_tensor
 from ppma.data.segmentation import SegmentationImages
 from ppma.data.source import check_classes
 from ppma.models import Checkpoint
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import data_configuration
-from ppma.tasks.dense.overlay import OVERLAY, colour_of, draw_classes, label_image
+from ppma.tasks.dense.overlay import OVERLAY, draw_classes, label_image
 from ppma.tasks.prediction import PredictOptions, ResultFolder, select_device
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import MainScores
