@@ -282,6 +282,30 @@ def test_retrofit_wrong_arguments(options, message):
     assert str(vit) == before
 
 
+@pytest.mark.parametrize("name", ["vit", "dinov2", "eva02", "dinov3"])
+@torch.no_grad()
+def test_retrofit_export(name):
+    """torch.export with a dynamic batch."""
+    vit, (image, *_) = create(name, dtype=torch.float32)
+    ppma.retrofit(vit)
+    move_decays(vit)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(vit, (image,), dynamic_shapes=shapes, strict=False).module()
+    more = torch.randn(5, *image.shape[1:])
+    assert_same(program(more), vit(more))
+
+
+@torch.no_grad()
+def test_retrofit_export_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    vit, (image,) = create("vit", dtype=torch.float32, depth=1)
+    ppma.retrofit(vit)
+    move_decays(vit)
+    ppma.export_onnx(vit, image, tmp_path / "vit.onnx", input_names=["image"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "vit.onnx"), providers=["CPUExecutionProvider"])
+    assert_same(torch.from_numpy(session.run(None, {"image": image.numpy()})[0]), vit(image))
+
+
 def test_retrofit_twice():
     vit, _ = create("vit")
     ppma.retrofit(vit)
