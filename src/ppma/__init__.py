@@ -2,6 +2,7 @@
 
 from ppma.models import (
     CheckpointError,
+    export,
     load_checkpoint,
     load_retrofit,
     open_checkpoint,
@@ -10,6 +11,7 @@ from ppma.models import (
     save_checkpoint,
     save_retrofit,
 )
+from ppma.models.export import export_onnx
 from ppma.models.warmup import warmup
 from ppma.ops import (
     BackendUnavailableError,
@@ -38,6 +40,8 @@ __all__ = [
     "causal_scan",
     "criss_cross_attention",
     "decomposed_attention",
+    "export",
+    "export_onnx",
     "linear_attention",
     "load_checkpoint",
     "load_retrofit",

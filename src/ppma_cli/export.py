@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backbone-only", action="store_true", help="export the features of every stage, without a head"
     )
+    parser.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the file, in onnxruntime or as a loaded program, and compare it with the model (default: yes)",
+    )
     parser.add_argument("--opset", type=int, default=choices.OPSET, help="ONNX opset (default: %(default)s)")
 
 
@@ -37,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     target = check_target("OUT", arguments.target, _SUFFIXES)
     if target.suffix.lower() == ".onnx":
-        _check_onnx(arguments.opset)
+        _check_onnx(arguments.opset, arguments.check)
     asked = check_image_size(arguments.size) if arguments.size else None
     model, outputs = _subject(arguments)
     inside = exporting.backbone_in(model)
@@ -48,31 +54,31 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = [(height, width), (height + 32, width + 17)] if any_size else [(height, width)]
     if target.suffix.lower() == ".onnx":
         with Progress("exporting to ONNX"):
-            exporting.export_onnx(
-                model, target, (height, width), dynamic=dynamic, opset=arguments.opset, outputs=[*outputs]
-            )
-        compare, what = exporting.onnx_differences, f"ONNX opset {arguments.opset}, compared in onnxruntime"
+            inputs, shapes = exporting.image_inputs(model, (height, width), dynamic=dynamic)
+            names = {"input_names": ["image"], "output_names": [*outputs]}
+            exporting.export_onnx(model, inputs, target, dynamic_shapes=shapes, opset=arguments.opset, **names)
+        compare, what, how = exporting.onnx_differences, f"ONNX opset {arguments.opset}", "in onnxruntime"
     else:
         with Progress("exporting with torch.export"):
             exporting.save_program(exporting.export_program(model, (height, width), dynamic=dynamic), target)
-        compare, what = exporting.program_differences, "torch.export program, compared after loading"
+        compare, what, how = exporting.program_differences, "torch.export program", "after loading"
+    extents = "height, width" if any_size else f"{height}, {width}"
+    shape = f"({'batch' if dynamic else 1}, {exporting.input_channels(model)}, {extents})"
+    line = f"{target}: image {shape} to {', '.join(outputs.values())}; {what}"
+    if not arguments.check:
+        print(f"{line}, not compared")
+        return 0
     with Progress("comparing outputs"):
         differences = compare(model, target, sizes)
-    shape = ", ".join(
-        (
-            "batch" if dynamic else "1",
-            str(exporting.input_channels(model)),
-            "height, width" if any_size else f"{height}, {width}",
-        )
-    )
-    print(f"{target}: image ({shape}) to {', '.join(outputs.values())}; {what}:")
+    print(f"{line}, compared {how}:")
     for size, difference in zip(sizes, differences, strict=True):
         print(f"  {size[0]}x{size[1]}: differs from eager by {difference:.1e} of the largest output")
     return 0 if max(differences) < _AGREEMENT else 1
 
 
-def _check_onnx(opset: int) -> None:
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+def _check_onnx(opset: int, check: bool) -> None:
+    needed = ("onnx", "onnxscript", *(["onnxruntime"] if check else []))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'ppma[export]'")
     from ppma.models import export as exporting

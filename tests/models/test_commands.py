@@ -99,6 +99,14 @@ def test_export_onnx_command(weights, tmp_path, capsys):
     assert float(lines[1].split()[5]) < 1e-5
 
 
+def test_export_unchecked_command(weights, tmp_path, capsys):
+    target = tmp_path / "small.pt2"
+    assert main(["export", weights, str(target), "--size", "32", "40", "--static", "--no-check"]) == 0
+    assert capsys.readouterr().out == (
+        f"{target}: image (1, 3, 32, 40) to class scores; torch.export program, not compared\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

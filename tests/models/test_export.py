@@ -1,12 +1,15 @@
 """Compiled, exported and ONNX models compute what the eager model computes."""
 
 import onnx
+import onnxruntime
 import pytest
 import timm
 import torch
 
+from ppma.layers import PolylineAttention
 from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
-from ppma.models.export import OPSET, export_onnx, export_program, onnx_differences
+from ppma.models import export as exporting
+from ppma.models.export import OPSET, export_onnx, export_program, image_inputs, onnx_differences
 
 # One block of each kind: quick enough for the ordinary suite. The published models take minutes together.
 SMALL = BackboneConfig(
@@ -89,7 +92,8 @@ def test_export_program_dynamic(config, tmp_path):
 @torch.no_grad()
 def test_export_onnx_dynamic(config, tmp_path):
     model, path = build(config), tmp_path / "model.onnx"
-    export_onnx(model, path, SIZES[0])
+    inputs, shapes = image_inputs(model, SIZES[0])
+    export_onnx(model, inputs, path, dynamic_shapes=shapes, input_names=["image"])
     graph = onnx.load(path)
     assert [opset.version for opset in graph.opset_import if opset.domain == ""] == [OPSET]
     axes = [d.dim_param or d.dim_value for d in graph.graph.input[0].type.tensor_type.shape.dim]
@@ -110,7 +114,7 @@ def test_export_program_static():
 def test_export_wrong_arguments(tmp_path):
     model = build(QUICK["paper"])
     with pytest.raises(ValueError, match="opset: expected 20 to 23, got 17"):
-        export_onnx(model, tmp_path / "model.onnx", opset=17)
+        export_onnx(model, torch.randn(1, 3, 64, 64), tmp_path / "model.onnx", opset=17)
     with pytest.raises(ValueError, match="size: expected more than 8 x 8"):
         export_program(model, (64, 8))
 
@@ -122,3 +126,69 @@ def test_export_program_features():
     exported = torch.export.export(model, (image,)).module()
     for ours, theirs in zip(exported(image), model(image), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class Tokens(torch.nn.Module):
+    """A module of somebody else's, with our attention and two inputs."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.attention = PolylineAttention(16, heads=2, **options)
+
+    def forward(self, tokens, bias):
+        return self.attention(tokens, grid=(4, 3)) + bias
+
+
+def run_onnx(path, *inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(out) for out in session.run(None, feed)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options"),
+    [
+        (0, {}),
+        (0, {"kind": "criss_cross", "rope": True, "local_kernel": 3}),
+        (0, {"kind": "linear"}),
+        (1, {}),
+        (1, {"formulation": "release"}),
+    ],
+)
+@torch.no_grad()
+def test_export_onnx_own_module(prefix, options, tmp_path):
+    torch.manual_seed(0)
+    module, inputs = Tokens(**options).eval(), (torch.randn(2, prefix + 12, 16), torch.randn(16))
+    export_onnx(module, inputs, tmp_path / "model.onnx")
+    (out,) = run_onnx(tmp_path / "model.onnx", *inputs)
+    torch.testing.assert_close(out, module(*inputs))
+
+
+@torch.no_grad()
+def test_register_torch_onnx(tmp_path):
+    """torch.onnx.export itself, called by the user, with a dynamic batch."""
+    exporting.register()
+    exporting.register()  # once is enough, twice does no harm
+    module, inputs = Tokens().eval(), (torch.randn(2, 13, 16), torch.randn(16))
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)}, None)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(module, inputs, path, dynamic_shapes=shapes, dynamo=True, optimize=False, verbose=False)
+    more = (torch.randn(5, 13, 16), inputs[1])
+    torch.testing.assert_close(run_onnx(path, *more)[0], module(*more))
+
+
+def test_export_dynamic_old_torch(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
+    with pytest.raises(ValueError, match=r"dynamic: expected torch 2.9 or newer for dynamic sizes, got 2.8.0\+cpu"):
+        export_program(build(QUICK["paper"]), (64, 64))
+
+
+@torch.no_grad()
+def test_openvino(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    model, image = build(QUICK["paper"]), torch.randn(1, 3, 48, 64)
+    export_onnx(model, image, tmp_path / "model.onnx")
+    compiled = openvino.Core().compile_model(tmp_path / "model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    out, expected = torch.from_numpy(compiled(image.numpy())[0]), model(image)
+    assert (out - expected).abs().max() < tolerance(expected)

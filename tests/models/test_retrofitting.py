@@ -11,6 +11,7 @@ import torch
 
 import ppma
 from ppma.layers import RetrofitAttention
+from ppma.models.export import DYNAMIC_TORCH
 from ppma.models.retrofitting import MASKS
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 7}
@@ -280,6 +281,44 @@ def test_retrofit_wrong_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         ppma.retrofit(vit, **options)
     assert str(vit) == before
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "eva02", "dinov3"])
+@torch.no_grad()
+def test_retrofit_export(name):
+    """torch.export with a dynamic batch."""
+    vit, (image, *_) = create(name, dtype=torch.float32)
+    ppma.retrofit(vit)
+    move_decays(vit)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(vit, (image,), dynamic_shapes=shapes, strict=False).module()
+    more = torch.randn(5, *image.shape[1:])
+    assert_same(program(more), vit(more))
+
+
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < DYNAMIC_TORCH, reason="torch is too old")
+@torch.no_grad()
+def test_retrofit_export_dynamic():
+    """Any size, from an example that is not the model's own size."""
+    vit, (*_, image) = create("vit_dynamic", dtype=torch.float32)
+    ppma.retrofit(vit)
+    move_decays(vit)
+    rows, columns = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "columns"))
+    shapes = ({2: 16 * rows, 3: 16 * columns},)
+    program = torch.export.export(vit, (image,), dynamic_shapes=shapes, strict=False).module()
+    other = torch.randn(2, 3, 48, 112)
+    assert_same(program(other), vit(other))
+
+
+@torch.no_grad()
+def test_retrofit_export_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    vit, (image,) = create("vit", dtype=torch.float32, depth=1)
+    ppma.retrofit(vit)
+    move_decays(vit)
+    ppma.export_onnx(vit, image, tmp_path / "vit.onnx", input_names=["image"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "vit.onnx"), providers=["CPUExecutionProvider"])
+    assert_same(torch.from_numpy(session.run(None, {"image": image.numpy()})[0]), vit(image))
 
 
 def test_retrofit_twice():

@@ -1,6 +1,6 @@
 """Backbones, registered with timm, and weight files."""
 
-from ppma.models import flops, variants
+from ppma.models import export, flops, variants
 from ppma.models.backbone import PolylineBackbone
 from ppma.models.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from ppma.models.config import CONFIGS, BackboneConfig
@@ -15,6 +15,7 @@ __all__ = [
     "CheckpointError",
     "PolylineBackbone",
     "RetrofitConfig",
+    "export",
     "flops",
     "load_checkpoint",
     "load_retrofit",

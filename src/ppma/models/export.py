@@ -1,5 +1,6 @@
 """Export to other runtimes: torch.export programs and ONNX."""
 
+import functools
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from ppma.ops import decompositions
 OPSET = 20  # the first that has GELU
 NEWEST_OPSET = 23
 LARGEST = 8192  # the exporter needs an upper bound of dynamic sizes
+DYNAMIC_TORCH = (2, 9)  # torch.export of 2.6 and 2.8 fails for dynamic heights and widths
 _ONE_GRID = ("cross", "hilbert")  # masks whose scan order is fixed when the graph is captured
 
 
@@ -45,6 +47,9 @@ def check_size(model: nn.Module, size: tuple[int, int], *, dynamic: bool) -> Non
         raise ValueError(f"size: expected 1 to {LARGEST} pixels, got {size[0]} x {size[1]}")
     if not dynamic:
         return
+    if _torch_version() < DYNAMIC_TORCH:
+        needed = ".".join(map(str, DYNAMIC_TORCH))
+        raise ValueError(f"dynamic: expected torch {needed} or newer for dynamic sizes, got {torch.__version__}")
     stride = _stride(backbone)
     if _is_timm(backbone):
         return
@@ -59,8 +64,39 @@ def takes_any_size(model: nn.Module) -> bool:
     return not _is_timm(backbone_in(model))
 
 
+def _torch_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 def _stride(backbone: PolylineBackbone) -> int:
     return int(backbone.feature_info[-1]["reduction"])
+
+
+def image_inputs(
+    model: nn.Module, size: tuple[int, int] | None = None, *, dynamic: bool = True
+) -> tuple[tuple[Tensor], tuple[dict[int, Any]] | None]:
+    """Example images for a model with a backbone, and `dynamic_shapes` as torch.export takes them.
+
+    Args:
+        model: a backbone, or a model that contains one and takes a batch of images.
+        size: (height, width) of the example images; None takes that of the backbone's `pretrained_cfg`.
+        dynamic: make batch, height and width dynamic; for models of timm, the batch alone. Heights and widths must
+            then be larger than the stride of the last stage (32; 16 for `ppma_nano`); not for the masks "cross" and
+            "hilbert", fixed for one grid.
+    """
+    backbone = backbone_in(model)
+    height, width = size or backbone.pretrained_cfg["input_size"][1:]
+    check_size(model, (height, width), dynamic=dynamic)
+    # Two images: torch.export takes a batch of one for a constant.
+    image = torch.randn(2 if dynamic else 1, input_channels(model), height, width)
+    if not dynamic:
+        return (image,), None
+    batch = {0: torch.export.Dim("batch", min=1, max=LARGEST)}
+    if not takes_any_size(model):
+        return (image,), (batch,)
+    smallest = _stride(backbone) + 1
+    extents = {axis: torch.export.Dim(name, min=smallest, max=LARGEST) for axis, name in ((2, "height"), (3, "width"))}
+    return (image,), ({**batch, **extents},)
 
 
 def export_program(
@@ -69,11 +105,9 @@ def export_program(
     """Capture a model in evaluation mode as a graph, in which attention is an operator of `torch.ops.ppma`.
 
     Args:
-        model: a backbone, or a model that contains one and takes a batch of images; it is put into evaluation mode.
-        size: (height, width) of the example image; None takes that of the backbone's `pretrained_cfg`.
-        dynamic: make batch, height and width dynamic; for models of timm, the batch alone. Heights and widths must
-            then be larger than the stride of the last stage (32; 16 for `ppma_nano`); not for the masks "cross" and
-            "hilbert", fixed for one grid.
+        model: as in `image_inputs`; it is put into evaluation mode.
+        size: as in `image_inputs`.
+        dynamic: as in `image_inputs`.
 
     Returns:
         A program that takes images (B, in_chans, height, width) and returns the model's output: logits
@@ -85,22 +119,8 @@ def export_program(
         >>> program.module()(torch.randn(1, 3, 32, 32)).shape
         torch.Size([1, 10])
     """
-    backbone = backbone_in(model)
-    height, width = size or backbone.pretrained_cfg["input_size"][1:]
-    check_size(model, (height, width), dynamic=dynamic)
-    shapes = _dynamic_shapes(backbone) if dynamic else None
-    # Two images: torch.export takes a batch of one for a constant.
-    image = torch.randn(2 if dynamic else 1, input_channels(model), height, width)
-    return torch.export.export(model.eval(), (image,), dynamic_shapes=shapes, strict=False)
-
-
-def _dynamic_shapes(backbone: Any) -> tuple[dict[int, Any]]:
-    batch = {0: torch.export.Dim("batch", min=1, max=LARGEST)}
-    if not takes_any_size(backbone):
-        return (batch,)
-    smallest = _stride(backbone) + 1
-    extents = {axis: torch.export.Dim(name, min=smallest, max=LARGEST) for axis, name in ((2, "height"), (3, "width"))}
-    return ({**batch, **extents},)
+    inputs, shapes = image_inputs(model, size, dynamic=dynamic)
+    return torch.export.export(model.eval(), inputs, dynamic_shapes=shapes, strict=False)
 
 
 def check_opset(opset: int) -> None:
@@ -109,35 +129,63 @@ def check_opset(opset: int) -> None:
         raise ValueError(f"opset: expected {OPSET} to {NEWEST_OPSET}, got {opset}")
 
 
+def register() -> None:
+    """Let `torch.onnx.export(..., dynamo=True)` export modules with our operators, in their dense form.
+
+    Call it once in a process; `export_onnx` does. The exporter of TorchScript (`dynamo=False`) is not supported.
+    """
+    from torch.onnx._internal.exporter import _decomp  # torch.onnx has no public way to decompose an operator
+
+    original = _decomp.create_onnx_friendly_decomposition_table
+    if getattr(original, "_ppma", False):
+        return
+
+    @functools.wraps(original)
+    def with_ours(*arguments: Any, **options: Any) -> dict[Any, Callable[..., Any]]:
+        ours = {**decompositions.table(), torch.ops.aten.adaptive_avg_pool2d.default: _adaptive_average}
+        return {**original(*arguments, **options), **ours}
+
+    with_ours._ppma = True  # type: ignore[attr-defined]
+    _decomp.create_onnx_friendly_decomposition_table = with_ours
+
+
 def export_onnx(
-    model: nn.Module,
+    module: nn.Module,
+    inputs: Tensor | tuple[Any, ...],
     path: str | Path,
-    size: tuple[int, int] | None = None,
     *,
-    dynamic: bool = True,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
     opset: int = OPSET,
-    outputs: Sequence[str] = ("logits",),
 ) -> None:
-    """Write an ONNX file with the input "image"; attention is exported in its dense form.
+    """Write any module, with or without our operators, to an ONNX file; attention is exported in its dense form.
 
     Args:
-        model: as in `export_program`.
+        module: put into evaluation mode.
+        inputs: example arguments of its forward pass; a tensor for a single one.
         path: of the file, which includes the weights.
-        size: as in `export_program`.
-        dynamic: as in `export_program`.
+        dynamic_shapes: as in `torch.export.export`; None fixes all shapes. `image_inputs` gives those of our backbones.
+        input_names: names of the inputs; those of the arguments if None.
+        output_names: names of the outputs.
         opset: ONNX opset, at least 20.
-        outputs: names of the outputs.
+
+    Examples:
+        >>> import tempfile, torch, ppma
+        >>> from ppma.layers import PolylineAttention
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ppma.export_onnx(PolylineAttention(16, heads=2), torch.randn(1, 4, 4, 16), f"{folder}/attention.onnx")
     """
     check_opset(opset)
-    program = export_program(model, size, dynamic=dynamic).run_decompositions(
-        {**decompositions.table(), torch.ops.aten.adaptive_avg_pool2d.default: _adaptive_average}
-    )
+    register()
+    inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
     onnx = torch.onnx.export(
-        program,
-        dynamic_shapes=_dynamic_shapes(backbone_in(model)) if dynamic else None,  # only names the axes here
-        input_names=["image"],
-        output_names=list(outputs),
+        torch.export.export(module.eval(), inputs, dynamic_shapes=dynamic_shapes, strict=False),
+        dynamic_shapes=dynamic_shapes,  # only names the axes here
+        input_names=input_names,
+        output_names=output_names,
         opset_version=opset,
+        dynamo=True,  # not the default before torch 2.9
         optimize=False,  # takes minutes for dynamic sizes; runtimes optimise at load time
         verbose=False,
     )
