@@ -15,13 +15,13 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ppma.ops.backends import pytorch
 from ppma.ops.backends.contract import Backend, BackendUnavailableError
 from ppma.ops.layout import autocast_dtype
 from ppma.ops.options import BACKEND_NAMES as NAMES
+from ppma.ops.watching import captured, has_tangent
 
 __all__ = [
     "NAMES",
@@ -145,7 +145,7 @@ def compose(name: str, operator: str, *arguments: Any) -> Any:
     Args:
         name: the backend that the user chose.
         operator: its name in the contract.
-        arguments: of the operator; device and dtype of the first tensor select the backend.
+        arguments: of the operator; device and dtype of the first, a tensor, select the backend.
 
     Raises:
         BackendUnavailableError: `name` is "native", which does not support such tensors.
@@ -161,20 +161,14 @@ def compose(name: str, operator: str, *arguments: Any) -> Any:
 
 def kernels_serve(name: str, operator: str, *arguments: Any) -> bool:
     """Whether `compose` runs a native kernel; arguments as in `compose`."""
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    x = tensors[0]
+    x = arguments[0]
     if name not in ("auto", "native") or captured() or autocast_dtype(x.device) is not None:
         return False
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if has_tangent(argument for argument in arguments if isinstance(argument, Tensor)):
         return False
     if name == "native":
         return resolve("native", operator, x.device, x.dtype) is not None
     return x.device.type == "cpu" and _unsupported_reason("native", operator, x.device, x.dtype) is None
-
-
-def captured() -> bool:
-    """Whether a graph is being captured or a transform of `torch.func` is active."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 @functools.cache
