@@ -90,6 +90,12 @@ def _unsupported_reason(
     return backend.unsupported_reason(device, dtype)
 
 
+def _missing_kernels() -> str | None:
+    """Why the native backend runs nothing at all, or None."""
+    native = _load("native")
+    return native if isinstance(native, str) else native.unsupported_reason(torch.device("cpu"), torch.float32)
+
+
 def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, padded: bool = False) -> Backend:
     """The backend that runs `operator` on tensors of this device and dtype, with a key-padding mask if `padded`.
 
@@ -108,8 +114,11 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, 
         if reason is None:
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
             return cast(Backend, _load(candidate))
-        if device.type == "cuda" and reason != _EXCLUDED:  # a GPU without its kernels is slow, and looks like a success
+        # Without its kernels a device is slow, and looks like a success.
+        if device.type == "cuda" and reason != _EXCLUDED:
             _warn_once(f"{operator} runs without the {candidate} backend for {dtype} on {device}: {reason}")
+        elif candidate == "native" and reason == _missing_kernels():
+            _warn_once(f"ppma runs in plain PyTorch on the CPU, which is slower: {reason}; `ppma doctor` says more")
     raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")
 
 
