@@ -5,16 +5,20 @@ every Python and every torch. Without a C++ compiler the package installs all th
 (`pip install --verbose`), in `ppma doctor` and in a warning on first use. PPMA_REQUIRE_NATIVE=1 makes it an error.
 """
 
+import gzip
+import io
 import os
 import platform
 import shlex
 import subprocess
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 NATIVE = Path("src/ppma/ops/backends/native")
 SOURCES = sorted(str(path) for path in NATIVE.glob("csrc/*.cpp"))
@@ -98,10 +102,33 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+class ReproducibleSdist(sdist):
+    """With SOURCE_DATE_EPOCH, the same bytes for the same sources; wheels honour it without help."""
+
+    def make_archive(self, *arguments, **options):
+        path = Path(super().make_archive(*arguments, **options))
+        if "SOURCE_DATE_EPOCH" not in os.environ or path.suffix != ".gz":
+            return str(path)
+        with tarfile.open(path) as archive:
+            members = [(entry, archive.extractfile(entry)) for entry in archive if entry.isfile()]
+            contents = {entry.name: (entry, stream.read()) for entry, stream in members}
+        epoch = int(os.environ["SOURCE_DATE_EPOCH"])
+        with (
+            path.open("wb") as stream,
+            gzip.GzipFile("", "wb", fileobj=stream, mtime=epoch) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for _, (entry, data) in sorted(contents.items()):
+                plain = tarfile.TarInfo(entry.name)
+                plain.size, plain.mtime, plain.mode = len(data), epoch, 0o755 if entry.mode & 0o100 else 0o644
+                archive.addfile(plain, io.BytesIO(data))
+        return str(path)
+
+
 setup(
     ext_modules=[
         Extension(f"ppma.ops.backends.native.libppma_{name}", SOURCES, depends=HEADERS, optional=True)
         for name in INSTRUCTION_SETS
     ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel, "sdist": ReproducibleSdist},
 )

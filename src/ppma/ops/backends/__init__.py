@@ -38,9 +38,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _MODULES = {
-    "torch": "ppma.ops.backends.pytorch",
-    "native": "ppma.ops.backends.native",
-    "triton": "ppma.ops.backends.triton",
+    "torch": f"{__name__}.pytorch",
+    "native": f"{__name__}.native",
+    "triton": f"{__name__}.triton",
 }
 # "auto" takes the first that supports the tensors.
 _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
