@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import DepthwiseConv, linear
+from ppma.layers.decay import Start
 from ppma.layers.recompute import recomputing
 
 NORM_EPS = 1e-6
@@ -50,6 +51,7 @@ class PolylineBlock(nn.Module):
         drop_path: probability of dropping a branch.
         layer_scale: initial scale of the two branches, None for no layer scale.
         fixed_decay_span: see `PolylineAttention`.
+        decay_start: see `PolylineAttention`.
 
     Examples:
         >>> import torch
@@ -70,6 +72,7 @@ class PolylineBlock(nn.Module):
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         fixed_decay_span: float = 4.0,
+        decay_start: Start = "release",
     ) -> None:
         super().__init__()
 
@@ -87,6 +90,7 @@ class PolylineBlock(nn.Module):
             rope=True,
             local_kernel=5,
             fixed_decay_span=fixed_decay_span,
+            decay_start=decay_start,
         )
         self.attn_scale = scale()
         self.ffn_norm = nn.LayerNorm(dim, eps=NORM_EPS)

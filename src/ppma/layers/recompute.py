@@ -25,9 +25,11 @@ def recomputing(value: Tensor, recompute: Recompute) -> contextlib.AbstractConte
         value: a tensor that outlives the context.
         recompute: computes it from tensors that are saved anyway.
     """
-    if not (torch.is_grad_enabled() and value.requires_grad) or torch.compiler.is_compiling():
+    if value.device.type != "cpu" or not (torch.is_grad_enabled() and value.requires_grad):
         return contextlib.nullcontext()
-    if value.nbytes < SMALLEST or not kernels_serve("auto", "depthwise_conv", value):
+    if torch.compiler.is_compiling() or value.nbytes < SMALLEST:
+        return contextlib.nullcontext()
+    if not kernels_serve("auto", "depthwise_conv", value):
         return contextlib.nullcontext()
     return _recomputing(value, recompute)
 
