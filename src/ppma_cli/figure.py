@@ -26,7 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw a figure and write it."""
     from ppma.explore import figures
 
-    figures.write(arguments)
+    summary = figures.write(arguments)
+    if summary is not None:
+        print(summary)
     written = arguments.out if isinstance(arguments.out, list) else [arguments.out]
     print(f"wrote {', '.join(map(str, written))}")
     return 0

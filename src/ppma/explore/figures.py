@@ -16,6 +16,7 @@ from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject, untrained
 from ppma.models.published import PUBLISHED
 from ppma.outputs import check_target
+from ppma.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,13 +62,14 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise ValueError(f"{name}: {why}")
 
 
-def write(arguments: argparse.Namespace) -> None:
-    """Draw the figure `arguments.name` and write it to `arguments.out`."""
-    if arguments.name in WRITE:
-        WRITE[arguments.name](arguments)
-        return
-    check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
-    style.save(DRAW[arguments.name](arguments), arguments.out)
+def write(arguments: argparse.Namespace) -> str | None:
+    """Draw the figure `arguments.name` and write it to `arguments.out`; returns what it shows in words, if anything."""
+    with Progress(f"drawing {arguments.name}"):
+        if arguments.name in WRITE:
+            return WRITE[arguments.name](arguments)
+        check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
+        style.save(DRAW[arguments.name](arguments), arguments.out)
+        return None
 
 
 def _draw_paths(arguments: argparse.Namespace) -> "Figure":
@@ -169,7 +171,7 @@ def _draw_matrices(arguments: argparse.Namespace) -> "Figure":
     return matrices.factors_figure(*gallery.edge_decays(F.adaptive_avg_pool2d(gallery.disc(24), grid)))
 
 
-def _write_selectivity(arguments: argparse.Namespace) -> None:
+def _write_selectivity(arguments: argparse.Namespace) -> str:
     tables = {".csv": selectivity.selectivity_csv, ".json": selectivity.selectivity_json}
     for path in arguments.out:
         check_target("out", path, (*style.FORMATS, *tables))
@@ -186,7 +188,7 @@ def _write_selectivity(arguments: argparse.Namespace) -> None:
             write_atomically(path, write_table(rows).encode())
         else:
             style.save(selectivity.selectivity_figure(rows), path)
-    print(selectivity.selectivity_summary(rows))
+    return selectivity.selectivity_summary(rows)
 
 
 def _draw_cost(arguments: argparse.Namespace) -> "Figure":
@@ -226,7 +228,7 @@ DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
 }
 
 # Figures that write more than one kind of file.
-WRITE: dict[str, Callable[[argparse.Namespace], None]] = {
+WRITE: dict[str, Callable[[argparse.Namespace], str | None]] = {
     "attention": _write_attention,
     "selectivity": _write_selectivity,
 }
