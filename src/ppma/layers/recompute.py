@@ -24,7 +24,9 @@ def recomputing(value: Tensor, recompute: Recompute) -> contextlib.AbstractConte
         value: a tensor that outlives the context.
         recompute: computes it from tensors that are saved anyway.
     """
-    if not (torch.is_grad_enabled() and value.requires_grad) or not kernels_serve("auto", "depthwise_conv", value):
+    if value.device.type != "cpu" or not (torch.is_grad_enabled() and value.requires_grad):
+        return contextlib.nullcontext()
+    if not kernels_serve("auto", "depthwise_conv", value):
         return contextlib.nullcontext()
     return _recomputing(value, recompute)
 

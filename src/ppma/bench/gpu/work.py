@@ -35,7 +35,10 @@ class Work:
 
 # Launches that there would not be without a mask, and arguments that only the mask needs.
 _KERNELS_OF_THE_MASK = {"line_potentials", "mask_tables", "log_decay_gradients"}
-_OF_THE_MASK = ("alpha", "beta", "potential", "moved", "alpha_own", "alpha_corner", "beta_own", "beta_corner", "first")
+_OF_THE_MASK = (
+    "alpha", "beta", "row_table", "column_table", "potential", "moved", "alpha_own", "alpha_corner", "beta_own",
+    "beta_corner", "first",
+)  # fmt: skip
 
 
 def without_mask(launch: Launch) -> Launch | None:
@@ -47,8 +50,8 @@ def without_mask(launch: Launch) -> Launch | None:
     arguments.update((name, False) for name in ("V2H", "H2V", "NEAR", "FAR", "TABLES") if name in arguments)
     if "MODE" in arguments:
         arguments["MODE"] = "hadamard"  # one softmax, and no product with a mask that is not there
-    if "CHECK" in arguments:
-        arguments["CHECK"] = arguments["CHECK"] or (arguments["W"] % arguments["COLS"] != 0)
+    if "CHECK" in arguments:  # no table tells which columns are padding
+        arguments["CHECK"] = True
     for name, planes in (("stats", 2), ("norms", 2)):  # of one softmax
         if isinstance(arguments.get(name), Field):
             arguments[name] = arguments[name]._replace(data=arguments[name].data[:planes])

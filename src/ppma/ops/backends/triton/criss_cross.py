@@ -14,7 +14,7 @@ from ppma.ops.backends.triton.configs import line_configs, line_tokens
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
 from ppma.ops.backends.triton.potentials import gradients, potentials
-from ppma.ops.backends.triton.tiles import Field, field, padding_plane
+from ppma.ops.backends.triton.tiles import Field, field, padding_plane, plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
@@ -64,7 +64,7 @@ class _Lines:
 
     def _plane(self, tensor: Tensor) -> Field:
         """(planes, B, heads, H, W) as (planes, B, heads, lines, positions)."""
-        return field(tensor if self.axis == ROWS else tensor.transpose(3, 4))
+        return plane(tensor if self.axis == ROWS else tensor.transpose(3, 4))
 
     def _valid(self, heads: int) -> Field:
         """(B, H, W) as (1, B, heads, lines, positions)."""

@@ -16,7 +16,7 @@ from ppma.ops.backends.triton.configs import state_configs
 from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
 from ppma.ops.backends.triton.potentials import Slots, gradients
 from ppma.ops.backends.triton.state_kernels import pass_states, read_far, read_near
-from ppma.ops.backends.triton.tiles import Field, field
+from ppma.ops.backends.triton.tiles import Field, field, plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import Paths
 
@@ -109,7 +109,7 @@ class _OtherBands:
             kernel,
             (batch * heads * programs,),
             state_configs(kernel is not pass_states, self.f.dtype, max(self.widths)),
-            beta=field(self.beta),
+            beta=plane(self.beta),
             heads=heads,
             W=width,
             start=band.start,
@@ -130,7 +130,7 @@ class _OtherBands:
             band,
             a=field(self.a),
             b=field(self.b),
-            alpha=field(self.alpha),
+            alpha=plane(self.alpha),
             before=None if first else before,
             after=after,
             reference=band.reference,
@@ -159,7 +159,7 @@ class _OtherBands:
                 read_near,
                 band.rows * triton.cdiv(width, READ_COLS),
                 band,
-                alpha=field(self.alpha),
+                alpha=plane(self.alpha),
                 alpha_own=moved.alpha_own,
                 alpha_corner=moved.alpha_corner,
                 beta_corner=moved.beta_corner,

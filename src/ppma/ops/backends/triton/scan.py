@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ppma.ops.backends.triton.launch import Config, launch
 from ppma.ops.backends.triton.scan_kernels import right_carries, scan_lines, scan_lines_backward
-from ppma.ops.backends.triton.tiles import field
+from ppma.ops.backends.triton.tiles import field, plane
 from ppma.ops.options import NdPaths, axis_orders
 
 # Tokens of a line held in registers; longer lines take several chunks. Beyond 64 the scan in registers spills.
@@ -58,7 +58,7 @@ def _carries(x: Tensor, log_decay: Tensor) -> Tensor:
     lines = batch * heads * before * after if chunks > 1 else 0
     carries = torch.empty((lines, chunks, channels), dtype=torch.float32, device=x.device)
     if lines:
-        _launch(right_carries, x, log_decay=field(log_decay), carries=carries)
+        _launch(right_carries, x, log_decay=plane(log_decay), carries=carries)
     return carries
 
 
@@ -69,7 +69,7 @@ def _scan_axis(x: Tensor, log_decay: Tensor, axis: int, dtype: torch.dtype, add:
     _launch(
         scan_lines,
         x,
-        log_decay=field(decay),
+        log_decay=plane(decay),
         carries=_carries(x, decay),
         add=None if add is None else field(_lines(add, axis)),
         out=field(_lines(out, axis)),
@@ -89,12 +89,12 @@ def _scan_axis_backward(
         scan_lines_backward,
         x,
         grad=field(grad),
-        log_decay=field(decay),
+        log_decay=plane(decay),
         grad_carries=_carries(grad, decay),
         x_carries=_carries(x, decay),
         add=None if add is None else field(_lines(add, axis)),
         grad_x=field(_lines(grad_x, axis)),
-        grad_log=field(_lines(grad_log[0][..., None], axis)),
+        grad_log=plane(_lines(grad_log[0][..., None], axis)),
         slot_stride=log_decay.numel(),
     )
     return grad_x, grad_log
