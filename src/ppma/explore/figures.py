@@ -9,11 +9,14 @@ from torch import Tensor
 
 from ppma.atomic import write_atomically
 from ppma.data.decoding import image_files
-from ppma.explore import attention, cost, gallery, matrices, paths, receptive, scans, selectivity, style
+from ppma.data.regions import Regions
+from ppma.explore import attention, cost, gallery, matrices, paths, receptive, regions, scans, selectivity, style
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, from_name, open_subject, untrained
+from ppma.models import open_checkpoint
+from ppma.models.grid import load_grid
 from ppma.models.published import PUBLISHED
 from ppma.outputs import check_target
 from ppma.progress import Progress
@@ -215,6 +218,14 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     return receptive.receptive_field_figure(fields)
 
 
+def _draw_regions(arguments: argparse.Namespace) -> "Figure":
+    checkpoint = open_checkpoint(arguments.checkpoint)
+    model, data = load_grid(checkpoint), Regions(regions.training_data(checkpoint), arguments.split)
+    index = _within("index", arguments.index, len(data)) - 1
+    query = None if arguments.query is None else _token("query", arguments.query, (data.size, data.size))
+    return regions.decays_figure(model, data, index, query)
+
+
 DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "scans": _draw_scans,
     "paths": _draw_paths,
@@ -225,6 +236,9 @@ DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "heads": lambda arguments: attention.heads_figure(*_what_if(arguments)),
     "cost": _draw_cost,
     "receptive-field": _draw_receptive,
+    "regions": _draw_regions,
+    "regions-sizes": lambda arguments: regions.sizes_figure(arguments.runs),
+    "learning": lambda arguments: regions.learning_figure(arguments.runs),
 }
 
 # Figures that write more than one kind of file.

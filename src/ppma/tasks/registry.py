@@ -17,6 +17,7 @@ from ppma.tasks.base import Task
 TASKS: dict[str, str | type[Task[Any]]] = {
     "classification": "ppma.tasks.classification.task:Classification",
     "detection": "ppma.tasks.detection.task:Detection",
+    "regions": "ppma.tasks.regions.task:RegionsTask",
     "segmentation": "ppma.tasks.segmentation.task:Segmentation",
 }
 
