@@ -15,13 +15,13 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ppma.ops.backends import pytorch
 from ppma.ops.backends.contract import Backend, BackendUnavailableError
 from ppma.ops.layout import autocast_dtype
 from ppma.ops.options import BACKEND_NAMES as NAMES
+from ppma.ops.watching import captured, has_tangent
 
 __all__ = [
     "NAMES",
@@ -157,7 +157,7 @@ def compose(name: str, operator: str, *arguments: Any) -> Any:
     Args:
         name: the backend that the user chose.
         operator: its name in the contract.
-        arguments: of the operator; device and dtype of the first tensor select the backend.
+        arguments: of the operator; device and dtype of the first, a tensor, select the backend.
 
     Raises:
         BackendUnavailableError: `name` is "native" or "triton", which does not support such tensors.
@@ -191,17 +191,12 @@ def _kernels(name: str, operator: str, *arguments: Any) -> Backend | None:
     # Subclasses (fake tensors among them) have operations but no memory that a kernel could read.
     if any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors):
         return None
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if has_tangent(tensors):
         return None
     if name == "auto" or not hasattr(_load(chosen), operator):
         reason = _unsupported_reason(chosen, operator, x.device, x.dtype)
         return None if reason is not None else cast(Backend, _load(chosen))
     return resolve(chosen, operator, x.device, x.dtype)
-
-
-def captured() -> bool:
-    """Whether a graph is being captured or a transform of `torch.func` is active."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 @functools.cache
