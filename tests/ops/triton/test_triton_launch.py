@@ -156,14 +156,14 @@ def variants(size, train=True):
     found = set()
     for stage in MODELS["PPMA-T"][1]:
         grid = replace(stage, side=stage.side * size // 224)
-        for launch in [*grid.launches(4, "hadamard", False), *(grid.launches(4, "hadamard", True) if train else [])]:
-            found.add((launch.kernel.__name__, *map(str, specialisation(launch))))
+        for each in [*grid.launches(4, "hadamard", False), *(grid.launches(4, "hadamard", True) if train else [])]:
+            found.add((each.kernel.__name__, *map(str, specialisation(each))))
     for record in (cases.record_rotary, cases.record_depthwise):
         for side in (size // 4, size // 8, size // 16, size // 32):
             for backward in (False, True):
                 with recording() as recorded:
                     record(cases.attention_inputs(4, 4, side, side, 16, torch.bfloat16), "hadamard", backward)
-                found |= {(launch.kernel.__name__, *map(str, specialisation(launch))) for launch in recorded}
+                found |= {(each.kernel.__name__, *map(str, specialisation(each))) for each in recorded}
     return found
 
 

@@ -101,7 +101,8 @@ def bytes_of(launch: Launch) -> int:
         if isinstance(value, Field | Tensor):
             tensor = value.data if isinstance(value, Field) else value
             place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
-            tensors[(*place, name.startswith("out_"), type(value))] = tensor
+            key = (*place, name.startswith("out_"), type(value))
+            tensors[key] = tensor
     band = arguments["rows"] / arguments["beta"].data.shape[3] if "start" in arguments else 1.0
     return sum(
         int(tensor.numel() * tensor.element_size() * (band if kind is Field else 1.0))
