@@ -172,18 +172,21 @@ def _step_schedule(config: RunConfig, optimizer: Optimizer, steps: int, steps_pe
     warmup = chosen.warmup_steps
     if warmup is None:
         warmup = round(chosen.warmup_epochs * steps_per_epoch)
+    warmup = min(warmup, steps)
     common: dict[str, Any] = {
-        "warmup_t": min(warmup, steps),
+        "warmup_t": warmup,
         "warmup_lr_init": chosen.warmup_lr,
-        "warmup_prefix": False,
+        "warmup_prefix": chosen.warmup_prefix,
         "t_in_epochs": False,
     }
+    length = max(1, steps - warmup) if chosen.warmup_prefix else steps
     if chosen.name == "cosine":
-        return CosineLRScheduler(optimizer, t_initial=steps, lr_min=chosen.min_lr, **common)
+        return CosineLRScheduler(optimizer, t_initial=length, lr_min=chosen.min_lr, **common)
     if chosen.name == "poly":
-        return PolyLRScheduler(optimizer, t_initial=steps, power=chosen.power, lr_min=chosen.min_lr, **common)
+        return PolyLRScheduler(optimizer, t_initial=length, power=chosen.power, lr_min=chosen.min_lr, **common)
     # timm counts a milestone as reached one update early
     milestones = [round(epoch * steps_per_epoch) + 1 for epoch in chosen.milestones if chosen.name == "multistep"]
+    common["warmup_prefix"] = False
     return MultiStepLRScheduler(optimizer, decay_t=milestones, decay_rate=chosen.gamma, **common)
 
 
