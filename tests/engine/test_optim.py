@@ -62,6 +62,21 @@ def test_schedule_learning_rates(tmp_path, name):
     assert rates[4:] == pytest.approx([expected(t) for t in range(4, 24)])
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cosine", lambda x: (1 + math.cos(math.pi * x)) / 2), ("poly", lambda x: 1 - x)]
+)
+def test_schedule_warmup_prefix(tmp_path, name, shape):
+    """The whole schedule follows the warm-up, from its peak to its end."""
+    run(
+        tmp_path, f"schedule.name={name}", "epochs=4", "log_steps=1", "schedule.warmup_epochs=0",
+        "schedule.warmup_steps=4", "schedule.warmup_prefix=true",
+    )  # fmt: skip
+    rates = [row["lr"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert rates[:4] == pytest.approx([0, 0.0025, 0.005, 0.0075])
+    steps = len(rates)
+    assert rates[4:] == pytest.approx([0.01 * shape((step - 4) / (steps - 4)) for step in range(4, steps)])
+
+
 class Dense(nn.Module):
     """A backbone with a head around it, as detectors and segmenters have."""
 

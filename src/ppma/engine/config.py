@@ -68,6 +68,8 @@ class ScheduleConfig:
         warmup_epochs: length of the linear warm-up from `warmup_lr`.
         warmup_steps: length of the warm-up in steps, in place of `warmup_epochs`.
         warmup_lr: initial learning rate of the warm-up.
+        warmup_prefix: whether "cosine" and "poly" begin at their peak after the warm-up, instead of where they would be
+            without one.
         milestones: epochs at which "multistep" decays, ascending.
         gamma: factor at each milestone.
         power: exponent of "poly".
@@ -79,6 +81,7 @@ class ScheduleConfig:
     warmup_epochs: float = 0.0
     warmup_steps: int | None = None
     warmup_lr: float = 0.0
+    warmup_prefix: bool = False
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
     power: float = 1.0

@@ -29,6 +29,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
     """
     chosen = config.optimizer
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
+    if chosen.name in ("adam", "adamw") and all(parameter.is_cpu for parameter in model.parameters()):
+        adam["fused"] = True  # one kernel for all parameters; on a GPU PyTorch has a fast default
     scales: dict[str, float] = {}
     if chosen.layer_decay is not None or chosen.backbone_lr_scale != 1:
         scales = _lr_scales(model, backbone, chosen)
@@ -170,18 +172,21 @@ def _step_schedule(config: RunConfig, optimizer: Optimizer, steps: int, steps_pe
     warmup = chosen.warmup_steps
     if warmup is None:
         warmup = round(chosen.warmup_epochs * steps_per_epoch)
+    warmup = min(warmup, steps)
     common: dict[str, Any] = {
-        "warmup_t": min(warmup, steps),
+        "warmup_t": warmup,
         "warmup_lr_init": chosen.warmup_lr,
-        "warmup_prefix": False,
+        "warmup_prefix": chosen.warmup_prefix,
         "t_in_epochs": False,
     }
+    length = max(1, steps - warmup) if chosen.warmup_prefix else steps
     if chosen.name == "cosine":
-        return CosineLRScheduler(optimizer, t_initial=steps, lr_min=chosen.min_lr, **common)
+        return CosineLRScheduler(optimizer, t_initial=length, lr_min=chosen.min_lr, **common)
     if chosen.name == "poly":
-        return PolyLRScheduler(optimizer, t_initial=steps, power=chosen.power, lr_min=chosen.min_lr, **common)
+        return PolyLRScheduler(optimizer, t_initial=length, power=chosen.power, lr_min=chosen.min_lr, **common)
     # timm counts a milestone as reached one update early
     milestones = [round(epoch * steps_per_epoch) + 1 for epoch in chosen.milestones if chosen.name == "multistep"]
+    common["warmup_prefix"] = False
     return MultiStepLRScheduler(optimizer, decay_t=milestones, decay_rate=chosen.gamma, **common)
 
 
