@@ -8,6 +8,7 @@ from ppma_cli.model_options import add_subject
 
 HELP = "draw paths, masks, attention or costs to .png, .pdf, .svg or .gif"
 
+_TRAINED = "ppma_nano.cifar10"  # in this package
 _FORMATS = {"attention": ".png, .pdf, .svg or .gif", "selectivity": ".png, .pdf, .svg; .csv or .json for the table"}
 
 
@@ -106,7 +107,7 @@ def _add_masks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_nano")
+    add_subject(parser, default=_TRAINED)
     parser.add_argument("--image", default="cat", help="image file or sample (default: %(default)s)")
     _where_options(parser)
     _query_option(parser)
@@ -128,7 +129,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_selectivity(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_nano")
+    add_subject(parser, default=_TRAINED)
     parser.add_argument("--image", nargs="+", help="image files, folders or samples (default: all samples)")
     parser.add_argument("--untrained", action="store_true", help="compare with random weights of the same architecture")
 
@@ -140,8 +141,8 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_receptive(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_nano")
-    parser.add_argument("--masks", help="comma-separated masks to compare, with --model (default: none,rmt,2d)")
+    add_subject(parser, default=_TRAINED)
+    parser.add_argument("--masks", help="comma-separated masks to compare, with random weights")
     parser.add_argument("--stage", type=int, default=3, help="stage of the features, 1-based (default: %(default)s)")
     parser.add_argument("--images", type=int, default=8, help="number of noise images (default: %(default)s)")
 

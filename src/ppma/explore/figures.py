@@ -201,15 +201,19 @@ def _draw_cost(arguments: argparse.Namespace) -> "Figure":
 
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     count = _within("images", arguments.images, MOST_IMAGES)
-    if arguments.checkpoint is not None or arguments.model in PUBLISHED:
-        _refuse(arguments, ("masks",), "expected without --checkpoint and published weights, which have one")
-        subjects = [open_subject(arguments.checkpoint, arguments.model)]
-        names = [subjects[0].name]
+    if arguments.checkpoint is not None:
+        _refuse(arguments, ("masks",), "expected without --checkpoint, which has one")
+    published = PUBLISHED.get(arguments.model)
+    if arguments.masks is None and (arguments.checkpoint is not None or published is not None):
+        trained = open_subject(arguments.checkpoint, arguments.model)
+        subjects = [untrained(trained), trained]
+        names = [subject.name for subject in subjects]
     else:
         names = ("none,rmt,2d" if arguments.masks is None else arguments.masks).split(",")
         if len(set(names)) < len(names):
             raise ValueError(f"masks: expected each mask once, got {arguments.masks}")
-        subjects = [from_name(arguments.model, mask=mask) for mask in names]
+        architecture = arguments.model if published is None else published.backbone
+        subjects = [from_name(architecture, mask=mask) for mask in names]
     fields = {}
     for name, subject in zip(names, subjects, strict=True):
         stage = _within("stage", arguments.stage, len(subject.model.config.depths)) - 1
