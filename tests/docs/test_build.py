@@ -61,8 +61,8 @@ def test_configuration_generated(site):
     assert "weight_decay_groups" in (site / "configuration.html").read_text()
 
 
-def test_formulas_render(site):
-    """In Chromium, at the width of a phone: no formula fails, and no page scrolls sideways."""
+def test_pages_on_a_phone(site):
+    """In Chromium: no formula fails, no page scrolls sideways, search works."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next((path for path in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(path).exists()), None)
     if chromium is None:
@@ -82,11 +82,15 @@ def test_formulas_render(site):
             "paper-versus-release",
         ):
             page.goto((site / f"{name}.html").as_uri())
-            page.wait_for_load_state("networkidle")
             assert page.locator(".katex-error").count() == 0, name
             assert page.locator(".arithmatex").count() == page.locator(".arithmatex .katex-html").count(), name
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
         page.goto((site / "mathematics.html").as_uri())
         assert page.locator(".katex").count() > 50
+        page.locator('label[for="__search"]').first.click()  # search, from the file system
+        page.keyboard.type("glossary")
+        result = page.locator(".md-search-result__link").first
+        result.wait_for(timeout=20_000)
+        assert "glossary.html" in result.get_attribute("href")
         assert failures == []
         browser.close()
