@@ -26,12 +26,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     import yaml
 
-    from ppma.tasks.registry import load_config, recipe_schema
+    from ppma.tasks.registry import load_config, recipe_schema, resolve
 
     if arguments.schema:
         print(json.dumps(recipe_schema(), indent=2))
         return 0
     load_config(arguments.recipe, arguments.assignments)  # validates
-    values = recipes.resolve(arguments.recipe, arguments.assignments)
+    values = resolve(arguments.recipe, arguments.assignments)
     print(yaml.safe_dump(values, sort_keys=False, default_flow_style=None), end="")
     return 0
