@@ -118,7 +118,9 @@ def test_eval_device(classifier, monkeypatch, capsys):
 
 def test_demo(tmp_path, capsys):
     changes = [*SHORT, "model=test_resnet", "data.image_size=32", "data.train_fraction=0.05"]
-    assert main(["demo", "--out", str(tmp_path / "demo"), *changes]) == 0
+    assert main(["demo", "--out", str(tmp_path / "demo"), *changes]) == 2
+    assert "data.test_split: expected a split" in capsys.readouterr().err
+    assert main(["demo", "--out", str(tmp_path / "demo"), *changes, "data.test_split=test"]) == 0
     assert "inside.png" not in capsys.readouterr().out
     assert (tmp_path / "demo" / "confusion.png").is_file()
 
