@@ -97,7 +97,7 @@ def test_ablation_keeps_finished_runs(tmp_path, capsys):
 
 
 def test_result_latex_score():
-    seeds = Result("2d", 915_718, 10**7, (32, 32), 100.0, "top1", (90.0, 91.0, 92.0))
+    seeds = Result("2d", 915_718, 10**7, (32, 32), 100.0, "top1", (90.0, 91.0, 92.0), {})
     assert seeds.latex_score() == r"$91.00 \pm 1.00$"
     assert dataclasses.replace(seeds, values=(90.0,)).latex_score() == "$90.00$"
 
