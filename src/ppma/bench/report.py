@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 import ppma
+from ppma import allocator
 from ppma.ops.backends.native import library
 
 Value = str | int | float
 
-# Fixed thresholds keep large temporaries on the heap. With glibc's defaults PyTorch's temporaries cost ten times the
-# page faults, which favours code that allocates less.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483648", "MALLOC_TOP_PAD_": "67108864"}
+# Make PyTorch, oneDNN and MKL ignore what a CPU has beyond AVX2; our kernels follow PyTorch's capability.
+EMULATE_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 @dataclass
@@ -77,7 +77,8 @@ def environment() -> dict[str, Value]:
         "torch": torch.__version__,
         "ppma": ppma.__version__,
         "native": native_isa(),
-        "malloc": " ".join(f"{k}={os.environ[k]}" for k in MALLOC if k in os.environ) or "default",
+        "emulated": " ".join(f"{k}={os.environ[k]}" for k in EMULATE_AVX2 if k in os.environ),
+        "malloc": " ".join(f"{k}={v}" for k, v in allocator.chosen_by_environment().items()) or "keeps freed memory",
     }
 
 

@@ -29,6 +29,8 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
     """
     chosen = config.optimizer
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
+    if chosen.name in ("adam", "adamw") and all(parameter.is_cpu for parameter in model.parameters()):
+        adam["fused"] = True  # one kernel for all parameters; on a GPU PyTorch has a fast default
     scales: dict[str, float] = {}
     if chosen.layer_decay is not None or chosen.backbone_lr_scale != 1:
         scales = _lr_scales(model, backbone, chosen)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import DepthwiseConv, linear
 from ppma.layers.decay import Start
+from ppma.layers.norm import LayerNorm
 from ppma.layers.recompute import recomputing
 
 NORM_EPS = 1e-6
@@ -80,7 +81,7 @@ class PolylineBlock(nn.Module):
             return nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
 
         self.position = DepthwiseConv(dim, 3)
-        self.attn_norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.attn_norm = LayerNorm(dim, eps=NORM_EPS)
         self.attn = PolylineAttention(
             dim,
             heads,
@@ -93,7 +94,7 @@ class PolylineBlock(nn.Module):
             decay_start=decay_start,
         )
         self.attn_scale = scale()
-        self.ffn_norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.ffn_norm = LayerNorm(dim, eps=NORM_EPS)
         self.ffn = ConvFeedForward(dim, int(dim * ffn_ratio))
         self.ffn_scale = scale()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()

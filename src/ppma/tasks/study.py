@@ -47,6 +47,11 @@ class Result:
     values: tuple[float, ...]
     others: dict[str, tuple[float, ...]]
 
+    def latex_score(self) -> str:
+        """Mean and, of several values, standard deviation of the metric."""
+        mean = f"{statistics.mean(self.values):.2f}"
+        return f"${mean} \\pm {statistics.stdev(self.values):.2f}$" if len(self.values) > 1 else f"${mean}$"
+
     def scores(self, reference: "Result | None" = None) -> str:
         """Cells of a table: mean, standard deviation and each value, for the metric and for each further split.
 
@@ -72,7 +77,7 @@ class Study(ABC):
 
     Attributes:
         kind: what a variant is, "mask" or "model".
-        stem: of the files with the results, `out/STEM.md` and `out/STEM.json`.
+        stem: of the files with the results, `out/STEM.md`, `out/STEM.tex` and `out/STEM.json`.
     """
 
     kind: ClassVar[str]
@@ -100,9 +105,9 @@ class Study(ABC):
         self.values: dict[str, list[dict[str, float]]] = {name: [] for name in models}
 
     @property
-    def files(self) -> tuple[Path, Path]:
-        """The table in Markdown, and the results in JSON."""
-        return self.out / f"{self.stem}.md", self.out / f"{self.stem}.json"
+    def files(self) -> tuple[Path, ...]:
+        """The table in Markdown and in LaTeX, and the results in JSON."""
+        return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "tex", "json"))
 
     def run(self) -> None:
         """Train the missing runs; after each, write the results."""
@@ -137,11 +142,37 @@ class Study(ABC):
     def table(self) -> str:
         """The results in Markdown."""
 
+    def latex(self) -> str:
+        """The results as a table for LaTeX with the package booktabs: mean ± standard deviation over the seeds."""
+        heads = (self.kind, "parameters (M)", "GFLOPs", "images/s", self.metric)
+        rows = [
+            (
+                result.name,
+                f"{result.parameters / 1e6:.2f}",
+                f"{result.macs / 1e9:.3f}",
+                f"{result.images_per_second:.0f}",
+                result.latex_score(),
+            )
+            for result in self.results()
+        ]
+        lines = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in (heads, *rows)]
+        return "\n".join(
+            [
+                r"\begin{tabular}{lrrrr}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+
     def _write(self) -> None:
         results = [dataclasses.asdict(result) for result in self.results()]
         results = [{self.kind: result.pop("name"), **result} for result in results]
         document = json.dumps({"config": configs.to_dict(self.config), "results": results}, indent=2)
-        for path, text in zip(self.files, (self.table(), document), strict=True):
+        for path, text in zip(self.files, (self.table(), self.latex(), document), strict=True):
             write_atomically(path, f"{text}\n".encode())
 
 

@@ -13,7 +13,6 @@ from ppma.engine.task import Details, Metrics
 from ppma.tasks.report import percent
 from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities
 
-
 BOUNDARY_WIDTH = 0.02  # of the image's diagonal, as Boundary IoU is defined (Cheng et al., CVPR 2021)
 
 

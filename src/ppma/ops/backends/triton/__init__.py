@@ -1,6 +1,7 @@
 """Fused GPU kernels in Triton, for CUDA and ROCm; on the CPU only in Triton's interpreter (`TRITON_INTERPRET=1`)."""
 
 import re
+from functools import cache
 
 import torch
 import triton
@@ -31,9 +32,14 @@ _OLDEST = (3, 3)  # the first Triton whose kernels take NamedTuples
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
+@cache
+def _too_old(version: str) -> bool:
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST
+
+
 def unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why such tensors cannot be served, or None."""
-    if tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) < _OLDEST:
+    if _too_old(triton.__version__):
         return f"it needs Triton {_OLDEST[0]}.{_OLDEST[1]} or newer, {triton.__version__} is installed"
     if dtype not in _DTYPES:
         return f"its kernels take float16, bfloat16 and float32, not {dtype}"

@@ -3,14 +3,13 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.triton.attention_backward_kernels import attention_backward
 from ppma.ops.backends.triton.attention_kernels import attention_forward
 from ppma.ops.backends.triton.configs import Tile, attention_configs, attention_tile
-from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
+from ppma.ops.backends.triton.launch import cdiv, check_channels, launch, padded, precision
 from ppma.ops.backends.triton.potentials import Slots, gradients, potentials, tables
 from ppma.ops.backends.triton.tiles import field, padding_plane, plane
 from ppma.ops.layout import heads_last_empty
@@ -60,13 +59,13 @@ def _launch(
     configs = attention_configs(kind, like.dtype, tile, padded(max(d, dv)))
     launch(
         kernel,
-        (batch * heads * triton.cdiv(height, tile.rows) * triton.cdiv(width, tile.cols),),
+        (batch * heads * cdiv(height, tile.rows) * cdiv(width, tile.cols),),
         configs,
         alpha=None if mask.tables else plane(mask.alpha),
         beta=None if mask.tables else plane(mask.beta),
         row_table=mask.alpha if mask.tables else None,
         column_table=mask.beta if mask.tables else None,
-        octets=triton.cdiv(width, tile.cols) * tile.cols // 8,
+        octets=cdiv(width, tile.cols) * tile.cols // 8,
         heads=heads,
         H=height,
         W=width,
@@ -83,7 +82,7 @@ def _launch(
         DV=dv,
         BLOCK_D=padded(d),
         BLOCK_DV=padded(dv),
-        UPCAST=upcast(like),
+        PRECISION=precision(like),
         **arguments,
     )
 
@@ -147,7 +146,7 @@ def potential_slots(q: Tensor, v: Tensor, paths: Paths, band: int | None) -> int
     the paths along the rows (along the columns only those for the corners), and far from the other side, which takes
     one along the columns: the same number for both axes.
     """
-    return (2 if paths == "2d" else 1) * (1 + triton.cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols))
+    return (2 if paths == "2d" else 1) * (1 + cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols))
 
 
 def masked_backward(
@@ -173,7 +172,7 @@ def masked_backward(
     Arguments are those of `masked_forward`. `grad` is the gradient of the output, (B, heads, H, W, dv); `grads` receive
     the gradients of q, k and v, the slots those of the potentials along the rows and the columns.
     """
-    across = triton.cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols)
+    across = cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols)
     v2h, h2v = paths in ("v2h", "2d"), paths in ("h2v", "2d")
     norms = None if stats is None else plane(torch.empty_like(stats))
     for key_side in (False, True):

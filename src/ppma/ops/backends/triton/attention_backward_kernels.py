@@ -64,7 +64,7 @@ def attention_backward(
     alpha_own, alpha_corner, beta_own, beta_corner, heads, H, W, octets, band, scale,
     MODE: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, KEY_SIDE: tl.constexpr, TABLES: tl.constexpr,
     CHECK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a fixed tile of queries (a = q, b = output gradient) or of keys (a = k, b = v).
 
@@ -139,8 +139,8 @@ def attention_backward(
                 clamped_row, clamped = tl.minimum(other_row, stop - 1), tl.minimum(other_col, W - 1)
                 oa = load_tokens(other_a, batch, head, clamped_row, clamped, None, D, BLOCK_D)
                 ob = load_tokens(other_b, batch, head, clamped_row, clamped, None, DV, BLOCK_DV)
-            scores = product(a, oa.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
-            grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
+            scores = product(a, oa.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
+            grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             if KEY_SIDE and not LINEAR:
                 near_peak, near_total, near_delta = load_softmax(
                     stats, norms, NEAR_SOFTMAX, batch, head, other_row, other_col, other_inside
@@ -219,13 +219,13 @@ def attention_backward(
                     grad_scores = unless_certain(scores, weighted - scores * near_delta)
 
             if LINEAR:
-                acc_a = unbounded_product(grad_scores, oa, acc_a, UPCAST)
+                acc_a = unbounded_product(grad_scores, oa, acc_a, PRECISION)
             else:
-                acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
+                acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, PRECISION)
             if KEY_SIDE and LINEAR:
-                acc_b = unbounded_product(weights, ob, acc_b, UPCAST)
+                acc_b = unbounded_product(weights, ob, acc_b, PRECISION)
             elif KEY_SIDE:
-                acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
+                acc_b = product(weights.to(ob.dtype), ob, acc_b, PRECISION)
             if NEAR or FAR:
                 sign = sign_of(row[:, None], r if OTHER_ROWS == 1 else other_row[None, :])
             if NEAR:

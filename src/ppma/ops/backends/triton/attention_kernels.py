@@ -29,7 +29,7 @@ def attention_forward(
     q, k, v, alpha, beta, row_table, column_table, valid, out, first, stats, heads, H, W, octets, band, scale,
     MODE: tl.constexpr, V2H: tl.constexpr, H2V: tl.constexpr, TABLES: tl.constexpr, CHECK: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Output, peak and total of each softmax and, of two softmaxes, the output of the first.
 
@@ -91,7 +91,7 @@ def attention_forward(
                     BLOCK_N,
                 )
             # After the decays, so that the compiler keeps to the layout of the product for what follows.
-            scores = product(queries, key.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
+            scores = product(queries, key.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             if LOG:
                 if V2H:
                     logits = tl.fma(scores, scale, along_row) + near
@@ -100,7 +100,7 @@ def attention_forward(
                 if CHECK:
                     logits = tl.where(key_inside[None, :], logits, float("-inf"))
                 weights, correction, peak, total = online_softmax(logits, peak, total, unit, PADDED)
-                acc = product(weights.to(value.dtype), value, acc * correction[:, None], UPCAST)
+                acc = product(weights.to(value.dtype), value, acc * correction[:, None], PRECISION)
                 if TWO:
                     logits = tl.fma(scores, scale, along_other) + far
                     if CHECK:
@@ -108,7 +108,7 @@ def attention_forward(
                     weights, correction, second_peak, second_total = online_softmax(
                         logits, second_peak, second_total, unit, PADDED
                     )
-                    second_acc = product(weights.to(value.dtype), value, second_acc * correction[:, None], UPCAST)
+                    second_acc = product(weights.to(value.dtype), value, second_acc * correction[:, None], PRECISION)
             else:
                 if MODE == "hadamard":
                     if CHECK:
@@ -122,9 +122,9 @@ def attention_forward(
                 elif H2V:
                     scores = scores * along_other * far
                 if MODE == "linear":
-                    acc = unbounded_product(scores, value, acc, UPCAST)
+                    acc = unbounded_product(scores, value, acc, PRECISION)
                 else:
-                    acc = product(scores.to(value.dtype), value, acc, UPCAST)
+                    acc = product(scores.to(value.dtype), value, acc, PRECISION)
 
     if MODE != "linear":
         peak, total = end_softmax(peak, total, PADDED)

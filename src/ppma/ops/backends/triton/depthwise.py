@@ -3,17 +3,17 @@
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.triton.depthwise_kernels import depthwise_backward, depthwise_forward
-from ppma.ops.backends.triton.launch import Config, launch
+from ppma.ops.backends.triton.launch import Config, cdiv, launch
 from ppma.ops.backends.triton.tiles import field
 from ppma.ops.layout import autocast_dtype
 
 KERNEL_SIZES = (3, 5)
+CONFIGS = [Config(warps=4)]
 
 # Grid rows of a program: few enough to occupy a GPU, many against the rows around them, which are read again.
 MOST_ROWS = 16
@@ -24,12 +24,12 @@ TILE = {3: 512, 5: 256}
 
 def _band(height: int) -> int:
     """Rows of a band: as many for each."""
-    return triton.cdiv(height, triton.cdiv(height, MOST_ROWS))
+    return cdiv(height, cdiv(height, MOST_ROWS))
 
 
 def _bands(x: Tensor) -> int:
     """Of all images."""
-    return x.shape[0] * triton.cdiv(x.shape[1], _band(x.shape[1]))
+    return x.shape[0] * cdiv(x.shape[1], _band(x.shape[1]))
 
 
 def _launch(kernel: Any, x: Tensor, size: int, **arguments: Any) -> None:
@@ -39,11 +39,11 @@ def _launch(kernel: Any, x: Tensor, size: int, **arguments: Any) -> None:
     """
     _, height, width, channels = x.shape
     block = max(16, min(MOST_CHANNELS, channels & -channels))
-    strips = triton.cdiv(width, TILE[size] // block) if kernel is depthwise_forward else 1
+    strips = cdiv(width, TILE[size] // block) if kernel is depthwise_forward else 1
     launch(
         kernel,
-        (_bands(x) * strips * triton.cdiv(channels, block),),
-        [Config(warps=4)],
+        (_bands(x) * strips * cdiv(channels, block),),
+        CONFIGS,
         x=field(x.unsqueeze(1)),
         H=height,
         W=width,

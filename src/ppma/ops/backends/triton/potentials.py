@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ppma.ops.backends.triton.launch import Config, launch
+from ppma.ops.backends.triton.launch import Config, cdiv, launch, next_power_of_2
 from ppma.ops.backends.triton.tiles import (
     CUT,
     LOG2_E,
@@ -33,6 +33,7 @@ from ppma.ops.backends.triton.tiles import (
 # The part of a line that is summed at once, and the lines of a program.
 LONGEST_CHUNK = 64
 LINES = 16
+CONFIGS = [Config(warps=4)]
 # The longest line of a table, and the entries that a program makes at once.
 LONGEST_TABLE = 64
 TABLE_ENTRIES = 4096
@@ -218,16 +219,16 @@ def tables(log_alpha: Tensor, log_beta: Tensor, mode: str, cols: int) -> tuple[T
     batch, heads, height, width = log_alpha.shape
     if max(height, width) > LONGEST_TABLE:
         return None
-    wide = triton.cdiv(width, cols) * cols
+    wide = cdiv(width, cols) * cols
     device = log_alpha.device
     rows = torch.empty((batch, heads, height, wide, wide), dtype=torch.float32, device=device)
     columns = torch.empty((batch, heads, height, height, wide), dtype=torch.float32, device=device)
-    block_h, block_w = max(2, triton.next_power_of_2(height)), triton.next_power_of_2(wide)
+    block_h, block_w = max(2, next_power_of_2(height)), next_power_of_2(wide)
     row_lines, column_lines = (max(1, min(16, TABLE_ENTRIES // block**2)) for block in (block_w, block_h))
     launch(
         mask_tables,
-        (batch * heads * (triton.cdiv(height, row_lines) + triton.cdiv(wide, column_lines)),),
-        [Config(warps=4)],
+        (batch * heads * (cdiv(height, row_lines) + cdiv(wide, column_lines)),),
+        CONFIGS,
         log_alpha=plane(log_alpha[None]),
         log_beta=_swapped(log_beta[None]),
         row_table=rows,
@@ -286,13 +287,13 @@ def _launch(kernel: Any, like: Tensor, **arguments: Any) -> None:
     batch, heads, height, width = like.shape
     launch(
         kernel,
-        (batch * heads * (triton.cdiv(height, LINES) + triton.cdiv(width, LINES)),),
-        [Config(warps=4)],
+        (batch * heads * (cdiv(height, LINES) + cdiv(width, LINES)),),
+        CONFIGS,
         heads=heads,
         H=height,
         W=width,
         LINES=LINES,
-        CHUNK=min(LONGEST_CHUNK, max(2, triton.next_power_of_2(max(height, width)))),
+        CHUNK=min(LONGEST_CHUNK, max(2, next_power_of_2(max(height, width)))),
         **arguments,
     )
 

@@ -9,11 +9,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ppma.ops.backends.triton.launch import Config, launch, padded
+from ppma.ops.backends.triton.launch import Config, cdiv, launch, next_power_of_2, padded
 from ppma.ops.backends.triton.tiles import Field, field, head_of, kernel, load_tokens, store_tokens
 
 # Numbers of a tile of tokens: sixteen for each of 128 threads.
 TILE = 2048
+CONFIGS = [Config(warps=4)]
 
 
 @triton.jit
@@ -63,12 +64,12 @@ def _tokens(tensor: Tensor) -> Field:
 def _launch(given: Sequence[Tensor], results: Sequence[Tensor], cos: Tensor, sin: Tensor, back: bool) -> None:
     """Rotate the first two of (B, N, heads, d) into the first two results, and copy the third if there is one."""
     batch, tokens, heads, d = given[0].shape
-    block = max(1, min(triton.next_power_of_2(tokens), TILE // padded(d)))
+    block = max(1, min(next_power_of_2(tokens), TILE // padded(d)))
     fields, outputs = ([*map(_tokens, tensors), None][:3] for tensors in (given, results))
     launch(
         rotate_tokens,
-        (batch * triton.cdiv(tokens, block),),
-        [Config(warps=4)],
+        (batch * cdiv(tokens, block),),
+        CONFIGS,
         **dict(zip(("q", "k", "v"), fields, strict=True)),
         **dict(zip(("out_q", "out_k", "out_v"), outputs, strict=True)),
         cos=cos.contiguous(),

@@ -5,6 +5,7 @@ the two comes first is always decided by position, never by comparing potentials
 """
 
 import inspect
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +35,7 @@ def field(tensor: Tensor) -> Field:
     then knows which loads it may widen.
     """
     strides = tensor.stride()
-    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape[2:], strides[2:], strict=True))
-    return Field(tensor, strides, 1 if reach >= 2**31 else None)
+    return Field(tensor, strides, _wide(tensor.shape, strides))
 
 
 def plane(tensor: Tensor) -> Field:
@@ -45,8 +45,20 @@ def plane(tensor: Tensor) -> Field:
     specialise for that, so they are passed as numbers that never are; `plane_stride` restores them. A unit stride is
     still seen by the compiler.
     """
-    data, strides, wide = field(tensor)
-    return Field(data, tuple(16 * stride - 15 for stride in strides), wide)
+    return Field(tensor, *_plane_layout(tensor.shape, tensor.stride()))
+
+
+# Layouts repeat from block to block and from step to step.
+@lru_cache(maxsize=4096)
+def _wide(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """1 where an offset along the last axes, all but two, needs 64 bits."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(shape[2:], strides[2:], strict=True))
+    return 1 if reach >= 2**31 else None
+
+
+@lru_cache(maxsize=4096)
+def _plane_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], int | None]:
+    return tuple(16 * stride - 15 for stride in strides), _wide(shape, strides)
 
 
 @triton.jit
@@ -81,30 +93,31 @@ BELOW_CUT = tl.constexpr(-16384.0)
 
 
 @triton.jit
-def product(a, b, acc, UPCAST: tl.constexpr):
-    """`acc + a @ b` with float32 accumulation, exact for float32 operands.
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """`acc + a @ b` with float32 accumulation.
 
-    UPCAST is for the interpreter, whose bfloat16 product is wrong.
+    PRECISION is that of float32 operands, "ieee" or "tf32"; or "upcast" for the interpreter, whose bfloat16 product is
+    wrong.
     """
-    if UPCAST:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+    if PRECISION == "upcast":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @triton.jit
-def unbounded_product(a, b, acc, UPCAST: tl.constexpr):
+def unbounded_product(a, b, acc, PRECISION: tl.constexpr):
     """`acc + a @ b` with a in float32, of any size: for float16 the rows of a are scaled into its range."""
     if b.dtype != tl.float16:
-        return product(a.to(b.dtype), b, acc, UPCAST)
+        return product(a.to(b.dtype), b, acc, PRECISION)
     else:
         largest = tl.maximum(tl.max(tl.abs(a), 1), 1e-30)[:, None]
         zeros = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-        return acc + product((a / largest).to(b.dtype), b, zeros, UPCAST) * largest
+        return acc + product((a / largest).to(b.dtype), b, zeros, PRECISION) * largest
 
 
 @triton.jit
-def scores_of(fixed, others, scale, UPCAST: tl.constexpr):
+def scores_of(fixed, others, scale, PRECISION: tl.constexpr):
     """`scale * (fixed @ others^T)`: the one definition for forward and backward kernels.
 
     The backward kernels subtract the largest logit that the forward kernel found, so both need the same bits: where a
@@ -115,7 +128,7 @@ def scores_of(fixed, others, scale, UPCAST: tl.constexpr):
     of bytes of registers.)
     """
     zeros = tl.zeros((fixed.shape[0], others.shape[0]), tl.float32)
-    return tl.fma(product(fixed, others.T, zeros, UPCAST), scale, 0.0)
+    return tl.fma(product(fixed, others.T, zeros, PRECISION), scale, 0.0)
 
 
 @triton.jit
