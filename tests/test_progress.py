@@ -94,3 +94,17 @@ def test_announce_terminal_only(monkeypatch):
 def test_track_closed_stderr(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", None)
     assert list(progress.track([1, 2], "work")) == [1, 2]
+
+
+def test_progress_nested(monkeypatch, clock):
+    """The innermost line is shown, then the outer one again."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.Progress("outer", 2) as outer:
+        with progress.Progress("inner", 1) as inner:
+            clock[0] += 2
+            outer.advance()
+            assert sys.stderr.getvalue() == ""
+            inner.advance()
+            assert lines(sys.stderr)[-1].startswith("inner ")
+        outer.advance()
+    assert lines(sys.stderr)[-1].startswith("outer ")

@@ -1,5 +1,6 @@
 """Polyline path masked attention: structured 2D masks for attention, exact and fast."""
 
+from ppma.engine.optim import parameter_groups
 from ppma.models import (
     CheckpointError,
     export,
@@ -47,6 +48,7 @@ __all__ = [
     "load_retrofit",
     "open_checkpoint",
     "optimize_for_inference",
+    "parameter_groups",
     "polyline_attention",
     "polyline_mask",
     "polyline_mask_nd",

@@ -12,10 +12,13 @@ Item = TypeVar("Item")
 _DELAY = 1.0  # seconds before the line appears, so that short work shows none
 _INTERVAL = 0.5  # seconds between redraws
 _BAR = 24  # characters
+_running: "list[Progress]" = []
 
 
 class Progress:
     """A progress line: a bar with the time left, or the time elapsed if the number of steps is unknown.
+
+    Of nested ones the innermost is shown.
 
     Args:
         title: what is running.
@@ -36,6 +39,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Progress":
+        _running.append(self)
         # Counted steps redraw the line themselves: a thread would disturb what they measure.
         if self.total is None and _is_terminal():
             self._thread = threading.Thread(target=self._redraw, daemon=True)
@@ -47,6 +51,7 @@ class Progress:
         if self._thread is not None:
             self._thread.join()
         self.clear()
+        _running.remove(self)
 
     def clear(self) -> None:
         """Remove the line until the next step redraws it, to print something else."""
@@ -72,6 +77,8 @@ class Progress:
             pause = _INTERVAL
 
     def _draw(self, note: str) -> None:
+        if _running[-1:] != [self]:
+            return
         self._visible, self._drawn = True, time.monotonic()
         elapsed = self._drawn - self._begun
         if self.total is None:

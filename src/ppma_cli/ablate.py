@@ -22,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=",".join(choices.MASKS),
         help="comma-separated mask names (default: all); 2d-linear: the 2d mask with linear attention in all stages",
     )
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,VALUE",
+        help="train every mask with each of these values: model_args.formulation=paper,release; can be repeated",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="runs per mask (default: %(default)s)")
     parser.add_argument("--out", help="output folder for the runs and the table (default: runs/RECIPE)")
     parser.add_argument("--latex", action="store_true", help="print the table for LaTeX (booktabs)")
@@ -36,4 +43,5 @@ def run(arguments: argparse.Namespace) -> int:
     show_warnings_in_one_line()
     config = registry.load_config(arguments.recipe, arguments.assignments)
     out = Path(arguments.out or Path("runs") / Path(arguments.recipe).stem)
-    return run_study(Ablation(config, arguments.masks.split(","), arguments.seeds, out), latex=arguments.latex)
+    study = Ablation(config, arguments.masks.split(","), arguments.seeds, out, arguments.vary)
+    return run_study(study, latex=arguments.latex)

@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
     if args.paper and (args.suite != "models" or args.model):
         raise ValueError("--paper: expected with `ppma bench models` and without --model")
     _check_numbers(args)
+    from ppma.allocator import reuse_freed_memory
     from ppma.bench.report import environment
 
     _check_names(args)
-    _settle_malloc()
+    reuse_freed_memory()
     where = environment()
     results: dict[str, Report] = {}
 
@@ -153,11 +152,3 @@ def _reports(args: argparse.Namespace, publish: "Callable[[Report], None]") -> "
     if args.operator:
         return [against.compare_operator(other, args.operator, **rounds)]
     return [against.compare_models(other, names[0], **rounds, **sizes)]
-
-
-def _settle_malloc() -> None:
-    """Restart this command with fixed malloc thresholds, which glibc reads at process start only."""
-    from ppma.bench.report import MALLOC
-
-    if sys.platform == "linux" and not all(name in os.environ for name in MALLOC):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**MALLOC, **os.environ})

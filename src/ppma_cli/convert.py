@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ppma.models import load_checkpoint, open_checkpoint, save_checkpoint
     from ppma.models.timm_config import variant_name
     from ppma.outputs import check_target
+    from ppma.progress import Progress
     from ppma.tasks.registry import task_class
 
     overrides = {
@@ -42,12 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_checkpoint(arguments.source)
     if source.larger and not arguments.ema:
         target = check_target("OUT", arguments.target, (".safetensors", ".pth"))
-        if line := task_class(source.task, f"{source.path}: task").convert(source, target, **overrides):
+        with Progress("converting"):
+            line = task_class(source.task, f"{source.path}: task").convert(source, target, **overrides)
+        if line:
             print(line)
             return 0
     target = check_target("OUT", arguments.target, (".safetensors",))
-    model = load_checkpoint(source, ema=arguments.ema, **overrides)
-    save_checkpoint(model, target)
+    with Progress("converting"):
+        model = load_checkpoint(source, ema=arguments.ema, **overrides)
+        save_checkpoint(model, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     name = variant_name(model.config) or "custom architecture"
     head = f"{model.num_classes} classes" if model.num_classes else "no classifier"

@@ -44,13 +44,15 @@ def _check(arguments: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise ValueError(f"--{option}: expected at least 1, got {value}")
     from ppma.outputs import check_target
+    from ppma.progress import Progress
     from ppma.tasks.data_check import check_data
     from ppma.tasks.registry import load_config, make_task
 
     show_warnings_in_one_line()
     out = check_target("--out", arguments.out, (".png",)) if arguments.out else None
     task = make_task(load_config(arguments.recipe, arguments.assignments))
-    check = check_data(task, limit=arguments.limit, panels=arguments.panels if out else 0)
+    with Progress("opening the data"):
+        check = check_data(task, limit=arguments.limit, panels=arguments.panels if out else 0)
     print(_describe(check.splits))
     broken = [message for split in check.splits for message in split.broken]
     for message in broken:
@@ -86,8 +88,11 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 def _convert(arguments: argparse.Namespace) -> int:
     """Convert a data set and print what was written."""
     from ppma.data.converters import convert
+    from ppma.progress import Progress
 
-    for line in convert(arguments.layout, arguments.source, arguments.dest, link=arguments.link):
+    with Progress(f"reading {arguments.source}"):
+        lines = convert(arguments.layout, arguments.source, arguments.dest, link=arguments.link)
+    for line in lines:
         print(f"{arguments.dest}: {line}")
     return 0
 

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", help="data split (default: the held-out split)")
     parser.add_argument("--batch-size", type=int, help="per process (default: 64; detection and segmentation: 4)")
     parser.add_argument("--workers", type=int, default=0, help="data loader processes (default: %(default)s)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU if there is one)")
     parser.add_argument("--amp", choices=choices.AMP, default="none", help="mixed precision (default: %(default)s)")
     parser.add_argument(
         "--out",
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         assignments=arguments.assignments,
         workers=arguments.workers,
         amp=arguments.amp,
+        device=arguments.device,
         batch_size=arguments.batch_size,
         out=arguments.out,
         overwrite=arguments.overwrite,

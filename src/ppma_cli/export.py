@@ -10,6 +10,9 @@ from ppma_cli.model_options import add_changes, backbone, check_image_size, mode
 if TYPE_CHECKING:
     from torch import nn
 
+    from ppma.models import Checkpoint, PolylineBackbone
+    from ppma.models.timm_features import TimmFeatures
+
 HELP = "export a model to ONNX or torch.export"
 
 _AGREEMENT = 1e-3  # larger differences are not float32 rounding
@@ -86,6 +89,16 @@ def _check_onnx(opset: int, check: bool) -> None:
     exporting.check_opset(opset)
 
 
+def _backbone(opened: "str | Checkpoint", arguments: argparse.Namespace) -> "PolylineBackbone | TimmFeatures":
+    from ppma.models import Checkpoint
+
+    if isinstance(opened, Checkpoint) and opened.timm_model is not None:
+        from ppma.tasks.dense.backbone import timm_backbone  # with the features of a pyramid
+
+        return timm_backbone(opened, **model_changes(arguments)).eval()
+    return backbone(opened, arguments)
+
+
 def _subject(arguments: argparse.Namespace) -> tuple["nn.Module", dict[str, str]]:
     """The module to export, and its outputs as name -> description."""
     from ppma.models import Checkpoint
@@ -94,8 +107,8 @@ def _subject(arguments: argparse.Namespace) -> tuple["nn.Module", dict[str, str]
 
     opened = open_model(arguments.model)
     if arguments.backbone_only:
-        features = StageFeatures(backbone(opened, arguments))
-        stages = range(len(features.backbone.stages))
+        features = StageFeatures(_backbone(opened, arguments))
+        stages = range(len(features.backbone.feature_info))
         return features, {f"stage{index + 1}": f"features of stage {index + 1}" for index in stages}
     if isinstance(opened, Checkpoint):
         return task_class(opened.task, str(opened.path)).exportable(opened, **model_changes(arguments))

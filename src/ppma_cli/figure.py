@@ -29,7 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw a figure and write it."""
     from ppma.explore import figures
 
-    figures.write(arguments)
+    summary = figures.write(arguments)
+    if summary is not None:
+        print(summary)
     written = arguments.out if isinstance(arguments.out, list) else [arguments.out]
     print(f"wrote {', '.join(map(str, written))}")
     return 0
@@ -147,6 +149,17 @@ def _add_receptive(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=8, help="number of noise images (default: %(default)s)")
 
 
+def _add_regions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, required=True, help="weights of `ppma train regions`")
+    parser.add_argument("--split", default="test", help="train, val, test, larger or scaled (default: %(default)s)")
+    parser.add_argument("--index", type=int, default=1, help="image of the split, 1-based (default: %(default)s)")
+    parser.add_argument("--query", type=_pair, metavar="ROW,COLUMN", help="query, 1-based (default: the first dot)")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=Path, required=True, help="folder of `ppma ablate` or `ppma compare`")
+
+
 FIGURES = {
     "scans": ("scan orders, and how far apart they take neighbouring tokens", lambda parser: _add_grid(parser, "8,8")),
     "paths": ("both polyline paths between two tokens", _add_paths),
@@ -159,4 +172,7 @@ FIGURES = {
     "selectivity": ("correlation of 1 - decay with the image gradient, by layer and head", _add_selectivity),
     "cost": ("measured time and memory against the number of tokens", _add_cost),
     "receptive-field": ("influence of each pixel on the central features", _add_receptive),
+    "regions": ("learned decays of the regions task: they draw the walls", _add_regions),
+    "regions-sizes": ("accuracy of `ppma ablate regions` against the size of the grid", _add_runs),
+    "learning": ("metric of each variant of a study against the training steps", _add_runs),
 }

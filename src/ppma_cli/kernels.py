@@ -1,10 +1,10 @@
-"""`ppma kernels`: predicted cost of the GPU kernels; with `--report`, what the compiler makes of them."""
+"""`ppma kernels`: predicted cost of the GPU kernels; what the compiler makes of them; host time of their launches."""
 
 import argparse
 
 from ppma_cli import choices
 
-HELP = "the GPU kernels: predicted cost; registers, occupancy and instructions a score (--report)"
+HELP = "the GPU kernels: predicted cost; registers, occupancy, instructions a score (--report); host time (--host)"
 
 _MOST_CHANNELS = 256  # heads usually have 16 to 128
 
@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", action="store_true", help="compile every kernel; registers, spills, occupancy, instructions a score"
     )
+    parser.add_argument("--host", action="store_true", help="measure the host time of operator calls, without a GPU")
     parser.add_argument(
         "--targets",
         nargs="+",
@@ -41,6 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     from ppma.bench.gpu import report as resources
     from ppma.progress import Progress
 
+    if arguments.host:
+        from ppma.bench.gpu.host import host_report
+
+        with Progress("compiling and measuring"):
+            report = host_report()
+        print(report.markdown())
+        return 0
     if not arguments.report:
         with Progress("predicting"):
             reports = prediction.reports()

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List the recipes, or print one."""
     from ppma import recipes
-    from ppma.tasks.registry import load_config, recipe_schema
+    from ppma.tasks.registry import load_config, recipe_schema, resolve
 
     if arguments.schema:
         print(json.dumps(recipe_schema(), indent=2))
@@ -31,6 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     import yaml
 
     load_config(arguments.recipe, arguments.assignments)  # validates
-    values = recipes.resolve(arguments.recipe, arguments.assignments)
+    values = resolve(arguments.recipe, arguments.assignments)
     print(yaml.safe_dump(values, sort_keys=False, default_flow_style=None), end="")
     return 0

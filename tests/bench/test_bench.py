@@ -1,8 +1,6 @@
 """Benchmarks measure what they claim. No test asserts a speed."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import timm
 import torch
 
 from ppma.bench import against, floor, models
-from ppma.bench.report import MALLOC, Report, environment
+from ppma.bench.report import Report, environment
 from ppma.measure import costs, memory
 from ppma.measure.timing import Timings, interleave
 from ppma.ops import backends
@@ -107,15 +105,3 @@ def test_against_operator(tmp_path):
     for wrong in ("nothing.py:f", f"{other}:missing", "no-colon"):
         with pytest.raises(ValueError, match="against: expected"):
             against.load(wrong)
-
-
-def test_malloc_thresholds_before_measuring():
-    """The command starts itself again with the thresholds set."""
-    code = (
-        "import sys, os; from ppma_cli import bench; "
-        "os.execve = lambda path, argv, env: (print(env['MALLOC_TRIM_THRESHOLD_']), sys.exit(0)); "
-        "bench._settle_malloc()"
-    )
-    env = {k: v for k, v in os.environ.items() if k not in MALLOC}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert run.stdout.strip() == MALLOC["MALLOC_TRIM_THRESHOLD_"]

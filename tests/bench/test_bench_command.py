@@ -6,15 +6,9 @@ import re
 import pytest
 
 from ppma.bench import models
-from ppma.bench.report import MALLOC, Report
+from ppma.bench.report import Report
 from ppma.measure.timing import Timings
 from ppma_cli import bench, main
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    for name, value in MALLOC.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

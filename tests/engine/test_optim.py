@@ -11,6 +11,7 @@ import torch
 from stand_in import make, run
 from torch import nn
 
+import ppma
 from ppma.config import ConfigError
 from ppma.engine.config import EmaConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from ppma.engine.distributed import SyncBatchNorm2d, World, synchronise_batch_norm
@@ -59,6 +60,21 @@ def test_schedule_learning_rates(tmp_path, name):
         "constant": lambda t: 0.01,
     }[name]
     assert rates[4:] == pytest.approx([expected(t) for t in range(4, 24)])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cosine", lambda x: (1 + math.cos(math.pi * x)) / 2), ("poly", lambda x: 1 - x)]
+)
+def test_schedule_warmup_prefix(tmp_path, name, shape):
+    """The whole schedule follows the warm-up, from its peak to its end."""
+    run(
+        tmp_path, f"schedule.name={name}", "epochs=4", "log_steps=1", "schedule.warmup_epochs=0",
+        "schedule.warmup_steps=4", "schedule.warmup_prefix=true",
+    )  # fmt: skip
+    rates = [row["lr"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert rates[:4] == pytest.approx([0, 0.0025, 0.005, 0.0075])
+    steps = len(rates)
+    assert rates[4:] == pytest.approx([0.01 * shape((step - 4) / (steps - 4)) for step in range(4, steps)])
 
 
 class Dense(nn.Module):
@@ -116,6 +132,47 @@ def test_optimizer_scales_multiply():
     decayed = scales(Dense(), "backbone", "optimizer.layer_decay=0.5")
     name = "backbone.stages.1.blocks.0.position.weight"
     assert both[name][0] == pytest.approx(0.1 * decayed[name][0])
+
+
+def test_optimizer_decay_lr_scale():
+    """On all parameters of the decay heads and on nothing else; it multiplies the scales of the layers."""
+    found = scales(Dense(), "backbone", "optimizer.decay_lr_scale=10", "optimizer.weight_decay=0.05")
+    plain = scales(Dense(), "backbone", "optimizer.weight_decay=0.05")
+    heads = {name for name in found if ".decay." in name}
+    assert {name for name, (scale, _) in found.items() if scale > 1} == heads
+    assert len(heads) == 2 * 8  # weight and bias in the blocks of ppma_nano
+    assert {name: decay for name, (_, decay) in found.items()} == {name: decay for name, (_, decay) in plain.items()}
+    both = scales(Dense(), "backbone", "optimizer.decay_lr_scale=10", "optimizer.backbone_lr_scale=0.1")
+    assert {round(both[name][0], 9) for name in heads} == {1.0}
+
+
+def test_optimizer_decay_lr_scale_without_decay_heads():
+    model = timm.create_model("ppma_nano", num_classes=2, mask="none")
+    assert {scale for scale, _ in scales(model, "", "optimizer.decay_lr_scale=10").values()} == {1.0}
+
+
+def test_parameter_groups():
+    """For a loop without the engine: every trained parameter once, with the rates and weight decays of the engine."""
+    model = ppma.retrofit(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3))
+    model.patch_embed.requires_grad_(False)
+    optimizer = timm.optim.create_optimizer_v2(ppma.parameter_groups(model, 0.1, decay_lr_scale=10), opt="adamw")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {
+        names[id(p)]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]
+    }
+    assert set(found) == {name for name in names.values() if not name.startswith("patch_embed.")}
+    assert found["blocks.0.attn.decay.weight"] == (1.0, 0.05)
+    assert found["blocks.1.attn.decay.rate"] == (1.0, 0.0)
+    assert found["blocks.0.attn.qkv.weight"] == (0.1, 0.05)
+    assert found["blocks.0.attn.qkv.bias"] == (0.1, 0.0)
+    assert found["cls_token"] == (0.1, 0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [group["lr"] for group in optimizer.param_groups], 10)
+    optimizer.step()
+    schedule.step()
+    rates = sorted({round(group["lr"], 9) for group in optimizer.param_groups})
+    assert rates[1] == pytest.approx(10 * rates[0])
+    with pytest.raises(ValueError, match=r"^decay_lr_scale: expected a number > 0, got 0$"):
+        ppma.parameter_groups(model, 0.1, decay_lr_scale=0)
 
 
 def test_optimizer_scales_of_a_model_without_layers():

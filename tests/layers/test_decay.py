@@ -1,7 +1,11 @@
+import json
+import math
+
 import pytest
 import torch
 
-from ppma.layers import DECAYS, ReluDecay, SoftplusDecay, ZeroStartDecay
+from ppma.layers import DECAYS, PolylineAttention, PolylineBlock, ReluDecay, SoftplusDecay, ZeroStartDecay
+from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
 
 
 def written_out(head, x):
@@ -89,3 +93,61 @@ def test_zero_start_decay():
         torch.testing.assert_close(log_decay, -max(rate, 0.0) * softplus)
         log_decay.sum().backward()
         torch.testing.assert_close(head.rate.grad, -softplus.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_decay_start_range(name):
+    """Zero tokens have decays in the range, log-uniform; the weights have the spread."""
+    torch.manual_seed(0)
+    head = DECAYS[name](64 * 32, 32, start=(0.2, 0.9, 0.5))
+    log_alpha, log_beta = head(torch.zeros(1, 1, 1, 64 * 32))
+    for log_decay in (log_alpha, log_beta):
+        assert math.log(0.2) * (1 + 1e-5) <= log_decay.min() < log_decay.max() <= math.log(0.9) * (1 - 1e-5)
+    middle = -math.sqrt(math.log(0.2) * math.log(0.9))
+    assert 8 <= (log_alpha < middle).sum() <= 24
+    assert 0.4 < head.weight.std() < 0.6
+
+
+@pytest.mark.parametrize(("name", "rate"), [("relu", 1.0), ("softplus", 0.3)])
+def test_decay_start_strong(name, rate):
+    head = DECAYS[name](64, 2, start="strong")
+    for log_decay in head(torch.zeros(1, 1, 1, 64)):
+        torch.testing.assert_close(log_decay, torch.full_like(log_decay, -rate))
+    assert head.weight.std() > 0.2
+    decays = head(torch.randn(1, 16, 16, 64))[0].exp()  # tokens differ, and some are masked from the first step on
+    assert decays.min() < 0.3
+    assert decays.max() > 0.8
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "weak",
+        (0.5, 0.9),
+        (0.9, 0.5, 0.1),
+        (0.0, 0.5, 0.1),
+        (0.5, 1.0, 0.1),
+        (0.5, 0.9, -1),
+        (0.5, 0.9, True),
+        0.5,
+        None,
+    ],
+)
+def test_decay_start_invalid(start):
+    with pytest.raises(ValueError, match=r"^decay_start: expected one of"):
+        PolylineAttention(8, 2, decay_start=start)
+
+
+@pytest.mark.parametrize("formulation", ["paper", "release"])
+def test_decay_start_in_models(formulation):
+    """Of a block and a backbone; every value survives a round trip, and weights fit whatever the start was."""
+    block = PolylineBlock(8, 2, formulation=formulation, decay_start="strong")
+    assert block.attn.decay.weight.std() > 0.1
+    config = CONFIGS["ppma_nano"].replace(num_classes=2, formulation=formulation, decay_start=[0.3, 0.6, 0.2])
+    assert BackboneConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    model, plain = PolylineBackbone(config), PolylineBackbone(config.replace(decay_start="release"))
+    head = model.stages[3].blocks[0].attn.decay
+    alpha = head(torch.zeros(1, 1, 1, 128))[0].exp()
+    assert alpha.min() >= 0.3 * (1 - 1e-5)
+    assert alpha.max() <= 0.6 * (1 + 1e-5)
+    plain.load_state_dict(model.state_dict())

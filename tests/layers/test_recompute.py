@@ -8,9 +8,15 @@ import torch
 import torch.utils.checkpoint
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
+from ppma.layers import recompute
 from ppma.layers.recompute import recomputing
 
 pytestmark = pytest.mark.native
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch):
+    monkeypatch.setattr(recompute, "SMALLEST", 0)
 
 
 def model(**options):
@@ -52,6 +58,15 @@ def test_value_not_kept():
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+def test_small_value_kept(monkeypatch):
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    value = x.sin()
+    monkeypatch.setattr(recompute, "SMALLEST", value.nbytes + 1)
+    with recomputing(value, lambda: pytest.fail("recomputed")):
+        result = value @ weight
+    torch.autograd.grad(result.sum(), [x, weight])
+
+
 @pytest.mark.parametrize("formulation", ["paper", "release"])
 def test_model_gradients_same_bits(formulation):
     network, images = model(formulation=formulation), torch.randn(2, 3, 32, 48)
@@ -76,15 +91,11 @@ def test_error_inside():
         recomputing(other, other.clone),
     ):
         raise RuntimeError("from inside")
-    from ppma.layers import recompute
-
     assert not recompute._hooked()
     assert recompute._recomputable.get() is None
 
 
 def test_hooked():
-    from ppma.layers import recompute
-
     assert not recompute._hooked()
     for hooks in (saved_tensors_hooks(keep, keep), save_on_cpu()):
         with hooks:

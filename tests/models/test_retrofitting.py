@@ -13,6 +13,7 @@ import ppma
 from ppma.layers import RetrofitAttention
 from ppma.models.export import DYNAMIC_TORCH
 from ppma.models.retrofitting import MASKS
+from ppma.testing import assert_no_worse
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 7}
 # name -> timm's name, arguments, sizes of the images
@@ -23,6 +24,9 @@ MODELS = {
     "no_prefix": ("vit_tiny_patch16_224", {"img_size": 48, "class_token": False, "global_pool": "avg"}, [(48, 48)]),
     "deit": ("deit_tiny_patch16_224", {"img_size": 48}, [(48, 48)]),
     "deit_distilled": ("deit_tiny_distilled_patch16_224", {"img_size": 48}, [(48, 48)]),
+    "deit3": ("deit3_small_patch16_224", {"img_size": 48}, [(48, 48)]),
+    "siglip": ("vit_base_patch16_siglip_224", {"img_size": 48}, [(48, 48)]),  # no class token, attention pooling
+    "dinov2_class_token": ("vit_small_patch14_dinov2", {"img_size": 42}, [(42, 42)]),
     "dinov2": ("vit_small_patch14_reg4_dinov2", {"img_size": 42, "dynamic_img_size": True}, [(42, 42), (28, 70)]),
     "eva02": ("eva02_tiny_patch14_224", {"img_size": 42, "dynamic_img_size": True}, [(42, 42), (28, 70)]),
     "eva_fused": ("eva02_base_patch14_224", {"img_size": 42, "qkv_fused": True}, [(42, 42)]),
@@ -68,6 +72,24 @@ def test_retrofit_identity(name):
     move_decays(vit)
     after, features = vit.forward_features(images[-1]), before[-1][1]
     assert (after - features).abs().max() > 1e-4 * features.abs().max()  # the mask is there
+
+
+@pytest.mark.parametrize("name", ["vit", "deit", "siglip", "dinov2", "eva02", "dinov3"])
+def test_retrofit_rounding(name):
+    """In float32, output and gradient are as close to those of float64 as the original's are."""
+    vit, (image, *_) = create(name, dtype=torch.float32)
+    plain, exact = copy.deepcopy(vit), copy.deepcopy(vit).double()
+    assert_no_worse(ppma.retrofit(vit), plain, exact, [image])
+
+
+def test_retrofit_compile_and_resize():
+    """The graph has no break, and timm's set_input_size still works."""
+    vit, (image,) = create("vit", dtype=torch.float32)
+    ppma.retrofit(vit)
+    move_decays(vit)
+    assert_same(torch.compile(vit, fullgraph=True, backend="eager")(image), vit(image))
+    vit.set_input_size((32, 80))
+    assert vit(torch.randn(1, 3, 32, 80)).shape == (1, 7)
 
 
 @pytest.mark.parametrize("mask", MASKS)

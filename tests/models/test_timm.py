@@ -307,3 +307,23 @@ def test_save_pretrained_round_trip(tmp_path):
     assert again.config == model.config
     torch.testing.assert_close(again(image), model(image))
     assert ppma.models.PolylineBackbone.from_pretrained(tmp_path, drop_path_rate=0.3).config.drop_path_rate == 0.3
+
+
+def test_save_pretrained_card(tmp_path):
+    trained = "Trained on 60,000 digits; 98 % of the test images are right."
+    nano(formulation="release").save_pretrained(tmp_path, model_card_kwargs={"license": "mit", "trained": trained})
+    card = (tmp_path / "README.md").read_text()
+    for expected in (
+        "license: mit",
+        "pipeline_tag: image-classification",
+        "# ppma_nano",
+        "release formulation",
+        "`2d`",
+        f"{count(nano()):,} parameters, 7 classes.",
+        trained,
+        "| 4 | 128 | 1 | full |",
+        "arxiv.org/abs/2506.15940",
+    ):
+        assert expected in card
+    for hole in ("Needed", "None", "{{", "TODO"):
+        assert hole not in card

@@ -86,19 +86,36 @@ def test_file_unknown_model(tmp_path, text):
         load_classifier(tmp_path / "bad.safetensors")
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "swin_tiny_patch4_window7_224"])
-def test_features_any_size(name):
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("test_resnet", {}),
+        ("test_convnext", {}),
+        ("swin_tiny_patch4_window7_224", {}),
+        ("test_vit", {}),
+        ("vit_small_patch14_reg4_dinov2", {"patch_size": 16}),
+        ("vit_small_patch16_dinov3", {}),
+    ],
+)
+def test_features_any_size(name, args):
+    if not timm.is_model(name):
+        pytest.skip(f"timm {timm.__version__} has no {name}")
     with torch.device("meta"), torch.no_grad():
-        features = TimmFeatures(TimmModel(name)).eval()
+        features = TimmFeatures(TimmModel(name, args)).eval()
         maps = features(torch.empty(1, 3, 50, 70))
     assert [tuple(level.shape[2:]) for level in maps] == [(13, 18), (7, 9), (4, 5), (2, 3)]
     assert [level.shape[1] for level in maps] == [info["num_chs"] for info in features.feature_info]
 
 
+def test_features_vit_all_blocks():
+    with torch.device("meta"):
+        assert len(TimmFeatures(TimmModel("test_vit")).body.model.blocks) == len(timm.create_model("test_vit").blocks)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("test_vit", "strides 16, 16.*plain ViTs lack"),
+        ("vit_small_patch14_dinov2", r"or a plain ViT with patches of a multiple of 4 pixels .* with the strides 14"),
         ("maxvit_tiny_tf_224", "expected a backbone for images of any size, got maxvit_tiny_tf_224"),
     ],
 )

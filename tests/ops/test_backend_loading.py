@@ -48,3 +48,19 @@ def test_auto_excluded_silent():
     with warnings.catch_warnings(), backends.excluding("triton"):
         warnings.simplefilter("error")
         assert backends.resolve("auto", "polyline_scan", CUDA, torch.float32) is pytorch
+
+
+def test_auto_without_native_library_warns_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    backends._warn_once.cache_clear()
+    cpu = torch.device("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backends.resolve("auto", "polyline_scan", cpu, torch.float64) is pytorch  # no kernel would serve it
+        with backends.excluding("native"):
+            assert backends.resolve("auto", "polyline_scan", cpu, torch.float32) is pytorch
+    with pytest.warns(RuntimeWarning, match=r"plain PyTorch on the CPU.*was not built.*`ppma doctor`"):
+        assert backends.resolve("auto", "polyline_scan", cpu, torch.float32) is pytorch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backends.resolve("auto", "linear_attention", cpu, torch.float32) is pytorch

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ppma.tasks.prediction import ResultFolder, select_device
+from ppma.engine.distributed import select_device
+from ppma.tasks.prediction import ResultFolder
 
 
 def names(folder, paths, suffix="_x.png"):

@@ -16,8 +16,8 @@ DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4}  # of the paper
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipe_valid(name):
     config = load_config(name)
-    assert config.model in CONFIGS
-    assert config.task in ("classification", "detection", "segmentation")
+    assert config.model in (*CONFIGS, "grid")
+    assert config.task in ("classification", "detection", "regions", "segmentation")
     family = name.split("_")[0]
     if family in ("imagenet", "coco", "ade20k", "cityscapes"):
         assert config.model in name

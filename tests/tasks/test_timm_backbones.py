@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from short_run import SHORT, SHORT_DENSE, SMALL_DECODER, SMALL_DETECTOR, settings
 
@@ -45,6 +46,32 @@ def test_preprocessing_from_timm(tmp_path):
     assert (config.data.mean, config.data.std) == ((0.1,) * 3, (0.5,) * 3)
 
 
+def test_preprocessing_from_timm_told(recwarn):
+    load_config("digits_nano", ["model=test_vit", "data.image_size=64", "data.std=[0.4,0.4,0.4]"])
+    (warning,) = recwarn.list
+    assert str(warning.message) == (
+        "data: the preprocessing is that of timm's test_vit: mean (0.5, 0.5, 0.5) instead of (0.3, 0.3, 0.3), "
+        "crop_pct 0.95 instead of 1.0"
+    )
+
+
+def test_preprocessing_from_timm_restored(tmp_path):
+    """A recipe for a model of timm, changed to a model of ours, is the recipe below it with that model."""
+    (tmp_path / "theirs.yaml").write_text("base: digits_nano\nmodel: test_vit\nmodel_args: {qk_norm: true}\n")
+    (tmp_path / "other.yaml").write_text("base: theirs\nmodel: test_resnet\nlr: 0.125\n")
+    for recipe in ("theirs", "other"):
+        config = load_config(tmp_path / f"{recipe}.yaml", ["model=ppma_nano", "lr=0.25"])
+        assert config == load_config("digits_nano", ["lr=0.25"])
+    assert load_config(tmp_path / "other.yaml").model_args == {}
+
+
+def test_recipes_command_timm(capsys):
+    assert main(["recipes", "digits_nano", "model=test_vit"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["model"], printed["data"]["mean"]) == ("test_vit", [0.5, 0.5, 0.5])
+    assert "_replaced" not in printed
+
+
 def test_other_models_arguments_dropped():
     assert "stem_stride" in load_config("scenes_upernet_nano").model_args
     config = load_config("scenes_upernet_nano", ["model=test_convnext", "model_args.drop_path_rate=0.1"])
@@ -72,6 +99,30 @@ def test_classification(classifier, picture, tmp_path, capsys):
     assert "expected one of our backbones, got timm's test_resnet" in capsys.readouterr().err
 
 
+def test_classification_backbone_only(classifier, tmp_path, capsys):
+    target = tmp_path / "net.pt2"
+    assert main(["export", str(classifier), str(target), "--backbone-only", "--size", "64", "96", "--static"]) == 0
+    features = torch.export.load(target).module()(torch.randn(1, 3, 64, 96))
+    assert [tuple(level.shape[2:]) for level in features] == [(16, 24), (8, 12), (4, 6), (2, 3)]
+
+
+def test_eval_device(classifier, monkeypatch, capsys):
+    assert main(["eval", str(classifier), "--data", "digits", "--device", "cpu"]) == 0
+    assert main(["eval", str(classifier), "--data", "digits", "--device", "gpu"]) == 2
+    assert "device: expected one that PyTorch can use, such as cpu, got 'gpu'" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main(["eval", str(classifier), "--data", "digits", "--device", "cpu"]) == 2
+    assert "device: expected none under torchrun" in capsys.readouterr().err
+
+
+def test_demo(tmp_path, capsys):
+    changes = [*SHORT, "model=test_resnet", "data.image_size=32", "data.train_fraction=0.05"]
+    assert main(["demo", "--out", str(tmp_path / "demo"), *changes]) == 0
+    assert "inside.png" not in capsys.readouterr().out
+    assert (tmp_path / "demo" / "confusion.png").is_file()
+
+
 def test_classification_init(classifier, tmp_path):
     changes = [*SHORT, "steps=1", "eval_steps=1", "log=[csv]", f"init={classifier}", "model_args.mask=none"]
     train("digits_nano", tmp_path, assignments=[*changes, "data.train_fraction=0.05"])
@@ -89,18 +140,32 @@ def test_segmentation(scenes, picture, tmp_path, capsys):
     assert load_segmenter(path)[0].backbone.timm_model == TimmModel("test_convnext")
 
 
-def test_detection_from_classifier(scenes, classifier, picture, tmp_path):
+def test_detection_from_classifier(scenes, classifier, picture, tmp_path, capsys):
     changes = (*DENSE, *SMALL_DETECTOR, f"data.root={scenes}", f"init={classifier}", "lr=1e-12", "workers=0")
     assert main(["train", "scenes_maskrcnn_nano", "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
     path = tmp_path / "run" / "best.safetensors"
     assert main(["eval", str(path), "--data", str(scenes)]) == 0
     assert main(["predict", str(path), str(picture), "--out", str(tmp_path / "drawn")]) == 0
     body = load_detector(path)[0].backbone.body
+    assert main(["export", str(path), str(tmp_path / "net.pt2")]) == 2
+    assert "--backbone-only exports its backbone" in capsys.readouterr().err
+    assert main(["export", str(path), str(tmp_path / "net.pt2"), "--backbone-only", "--size", "64", "96"]) == 0
+    stages = ", ".join(f"features of stage {stage}" for stage in (1, 2, 3, 4))
+    assert f"image (batch, 3, 64, 96) to {stages}" in capsys.readouterr().out
     started = open_checkpoint(classifier).contents["layer1.0.conv1.weight"]
     assert torch.allclose(body.get_parameter("body.layer1.0.conv1.weight"), started, atol=1e-6)
 
 
+def test_segmentation_of_vit(scenes, picture, tmp_path):
+    changes = (*DENSE, *SMALL_DECODER, f"data.root={scenes}", "model=test_vit", "freeze=[backbone.body.*]")
+    assert main(["train", "scenes_upernet_nano", "--out", str(tmp_path / "run"), *settings(*changes)]) == 0
+    path = tmp_path / "run" / "best.safetensors"
+    assert main(["eval", str(path), "--data", str(scenes)]) == 0
+    assert main(["predict", str(path), str(picture)]) == 0
+    assert load_segmenter(path)[0].backbone.pyramid is not None
+
+
 def test_segmentation_of_vit_refused(scenes, tmp_path, capsys):
-    changes = settings(*DENSE, f"data.root={scenes}", "model=test_vit")
+    changes = settings(*DENSE, f"data.root={scenes}", "model=vit_small_patch14_dinov2")
     assert main(["train", "scenes_upernet_nano", "--out", str(tmp_path), *changes]) == 2
-    assert "which plain ViTs lack" in capsys.readouterr().err.splitlines()[-1]
+    assert "got vit_small_patch14_dinov2 with the strides 14" in capsys.readouterr().err.splitlines()[-1]

@@ -9,13 +9,10 @@ from pathlib import Path
 import torch
 
 import ppma
+from ppma import allocator
 from ppma.ops.backends.native import library
 
 Value = str | int | float
-
-# Fixed thresholds keep large temporaries on the heap. With glibc's defaults PyTorch's temporaries cost ten times the
-# page faults, which favours code that allocates less.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483648", "MALLOC_TOP_PAD_": "67108864"}
 
 
 @dataclass
@@ -77,7 +74,7 @@ def environment() -> dict[str, Value]:
         "torch": torch.__version__,
         "ppma": ppma.__version__,
         "native": native_isa(),
-        "malloc": " ".join(f"{k}={os.environ[k]}" for k in MALLOC if k in os.environ) or "default",
+        "malloc": " ".join(f"{k}={v}" for k, v in allocator.chosen_by_environment().items()) or "keeps freed memory",
     }
 
 

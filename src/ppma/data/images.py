@@ -9,7 +9,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
 
 from ppma.config import require
-from ppma.data import arrays, readers
+from ppma.data import arrays, cifar, readers
 from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.preprocessing import Transform
 from ppma.data.shards import TarImages
@@ -22,8 +22,8 @@ class ImageDataConfig:
 
     Attributes:
         name: a name of `SOURCES`: "digits" (embedded), "folder" (root/train/class/image), "fashion_mnist" (IDX files),
-            "tar" (archives of class folders), "webdataset" (local shards); or a name of timm's dataset factory, such
-            as "torch/cifar10" or "hfds/owner/name".
+            "cifar10" (its own files), "tar" (archives of class folders), "webdataset" (local shards); or a name of
+            timm's dataset factory, such as "torch/cifar100" or "hfds/owner/name".
         root: location of the data.
         train_split: training split.
         val_split: validation split, which selects the best weights.
@@ -66,6 +66,8 @@ class AugmentConfig:
     """Data augmentation of training images, by timm.
 
     Attributes:
+        size: side of the model's input in training; None for the data's image_size. Random crops enlarge objects, so a
+            smaller size than in evaluation saves time and shows them at the same scale.
         scale: range of the random crop's area, as a fraction of the image.
         ratio: range of the random crop's aspect ratio.
         hflip: probability of a horizontal flip.
@@ -79,6 +81,7 @@ class AugmentConfig:
         mix_switch: probability of CutMix when both are on.
     """
 
+    size: int | None = None
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     hflip: float = 0.5
@@ -97,11 +100,13 @@ class AugmentConfig:
         for key in ("scale", "ratio"):
             low, high = getattr(self, key)
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
+        require(self.size is None or self.size >= 8, "size", "at least 8", self.size)
         require(self.scale[1] <= 1, "scale", "fractions of the image's area, at most 1", self.scale)
 
 
 # Data sets by name: functions of root and split.
 SOURCES: dict[str, Callable[[str, str], ImageSource]] = {
+    "cifar10": cifar.cifar10_images,
     "digits": lambda root, split: arrays.digits(split),
     "fashion_mnist": lambda root, split: arrays.idx_images(root, split, arrays.FASHION_CLASSES),
     "folder": readers.folder_images,
@@ -155,9 +160,9 @@ def open_training_images(data: ImageDataConfig) -> ImageSource:
 
 
 def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
-    """The training transform, from an image to a normalised (3, image_size, image_size) tensor."""
+    """The training transform, from an image to a normalised (3, size, size) tensor, by default of image_size."""
     return create_transform(
-        data.image_size,
+        augment.size or data.image_size,
         is_training=True,
         scale=augment.scale,
         ratio=augment.ratio,

@@ -17,7 +17,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
 from ppma.config import require
-from ppma.data import ade20k, cityscapes, label_folder
+from ppma.data import ade20k, cityscapes, label_folder, pets
 from ppma.data.checked import CheckedData, SampleFacts
 from ppma.data.decoding import decode, decode_labels, image_size
 from ppma.data.errors import LabelFormatError
@@ -27,7 +27,12 @@ from ppma.data.preprocessing import image_tensor
 from ppma.data.readers import find_split
 from ppma.data.source import validation_split
 
-LAYOUTS: dict[str, Layout] = {"ade20k": ade20k.LAYOUT, "cityscapes": cityscapes.LAYOUT, "folder": label_folder.LAYOUT}
+LAYOUTS: dict[str, Layout] = {
+    "ade20k": ade20k.LAYOUT,
+    "cityscapes": cityscapes.LAYOUT,
+    "folder": label_folder.LAYOUT,
+    "pets": pets.LAYOUT,
+}
 MAX_CLASSES = 254  # label maps of one byte also hold 0 (no label) and 255 (ignored)
 MAX_SIDE = 16384
 SAMPLED_MAPS = 50  # label maps that are read before a run
@@ -39,7 +44,8 @@ class SegmentationDataConfig:
 
     Attributes:
         root: folder of the data set.
-        name: its layout, "ade20k", "cityscapes" or "folder" (`images/`, `labels/` and `classes.txt`).
+        name: its layout, "ade20k", "cityscapes", "pets" (Oxford-IIIT Pet) or "folder" (`images/`, `labels/` and
+            `classes.txt`).
         train_split: training split, None for the layout's.
         val_split: split that selects the best weights, None for the layout's.
         val_fraction: fraction of the training images that a "folder" without validation images uses as validation

@@ -30,6 +30,7 @@ class OptimizerConfig:
         betas: betas of the Adam family.
         layer_decay: factor on the learning rate from each layer of the backbone to the one before; None for none.
         backbone_lr_scale: factor on the learning rate of the backbone, relative to the head's.
+        decay_lr_scale: factor on the learning rate of the decay heads of masked attention.
         weight_decay_groups: which parameters are decayed: "ours", or what the "authors" of the paper decay.
     """
 
@@ -40,6 +41,7 @@ class OptimizerConfig:
     layer_decay: float | None = None
     weight_decay_groups: Literal["ours", "authors"] = "ours"
     backbone_lr_scale: float = 1.0
+    decay_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
         known = [str(name) for name in list_optimizers() if not get_optimizer_info(str(name)).second_order]
@@ -52,7 +54,8 @@ class OptimizerConfig:
         require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)", self.betas)
         decay = self.layer_decay
         require(decay is None or 0 < decay <= 1, "layer_decay", "a number in (0, 1]", decay)
-        require(self.backbone_lr_scale > 0, "backbone_lr_scale", "a number > 0", self.backbone_lr_scale)
+        for key in ("backbone_lr_scale", "decay_lr_scale"):
+            require(getattr(self, key) > 0, key, "a number > 0", getattr(self, key))
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class ScheduleConfig:
         warmup_epochs: length of the linear warm-up from `warmup_lr`.
         warmup_steps: length of the warm-up in steps, in place of `warmup_epochs`.
         warmup_lr: initial learning rate of the warm-up.
+        warmup_prefix: whether "cosine" and "poly" begin at their peak after the warm-up, instead of where they would be
+            without one.
         milestones: epochs at which "multistep" decays, ascending.
         gamma: factor at each milestone.
         power: exponent of "poly".
@@ -76,6 +81,7 @@ class ScheduleConfig:
     warmup_epochs: float = 0.0
     warmup_steps: int | None = None
     warmup_lr: float = 0.0
+    warmup_prefix: bool = False
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
     power: float = 1.0

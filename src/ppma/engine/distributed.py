@@ -62,25 +62,48 @@ class World:
                 dist.broadcast(tensor, src=0)
 
 
+def select_device(name: str | None) -> torch.device:
+    """The device of this name; None for the GPU if there is one.
+
+    Examples:
+        >>> select_device("cpu")
+        device(type='cpu')
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"device: expected one that PyTorch can use, such as cpu, got {name!r} ({reason})") from None
+    return device
+
+
 @contextlib.contextmanager
-def world() -> Iterator[World]:
+def world(device: str | None = None) -> Iterator[World]:
     """Join the process group if torchrun started this process, and leave it at the end.
+
+    Args:
+        device: where a process alone computes, see `select_device`; under torchrun each has its own GPU.
 
     Examples:
         >>> with world() as alone:
         ...     alone.size, alone.main
         (1, True)
     """
-    gpu = torch.cuda.is_available()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield World(device=torch.device("cuda" if gpu else "cpu"))
+        yield World(device=select_device(device))
         return
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    if device is not None:
+        raise ValueError(f"device: expected none under torchrun, where each process has its own, got {device!r}")
+    gpu = torch.cuda.is_available()
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else CPU
     if gpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(own)
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), device)
+        yield World(dist.get_rank(), dist.get_world_size(), own)
     finally:
         dist.destroy_process_group()
 

@@ -129,6 +129,7 @@ def evaluate_model(
     workers: int = 0,
     amp: str = "none",
     max_broken: int = 50,
+    device: str | None = None,
     report: Report | None = None,
 ) -> dict[str, float]:
     """Evaluate outside of training; under torchrun the samples are divided between the processes.
@@ -142,11 +143,12 @@ def evaluate_model(
         workers: loader processes of each process.
         amp: "none", "bf16" or "fp16".
         max_broken: broken samples to skip before raising a TooManyBrokenError.
+        device: "cpu", "cuda", "cuda:1", ...; None for the GPU if there is one, and under torchrun.
         report: see `evaluate`.
     """
     require(batch_size >= 1, "batch_size", "at least 1", batch_size)
     require(workers >= 0, "workers", "0 or more", workers)
-    with distributed.world() as world, name_dead_workers():
+    with distributed.world(device) as world, name_dead_workers():
         return evaluate(
             model.to(world.device),
             metrics,

@@ -48,8 +48,8 @@ class Learner:
 
     @property
     def lr(self) -> float:
-        """The largest learning rate of the parameter groups."""
-        return max(group["lr"] for group in self.optimizer.param_groups)
+        """The learning rate of the schedule, before the scales of the parameter groups."""
+        return max(group["lr"] / group.get("lr_scale", 1.0) for group in self.optimizer.param_groups)
 
     def begin(self, step: int) -> None:
         """Prepare for the micro-batches of a step: training mode and learning rate."""

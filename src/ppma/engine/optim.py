@@ -29,9 +29,19 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
     """
     chosen = config.optimizer
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
-    scaled = chosen.layer_decay is not None or chosen.backbone_lr_scale != 1
-    scales = _lr_scales(model, backbone, chosen) if scaled else {}
-    parameters = _groups(model, scales, chosen) if scaled or chosen.weight_decay_groups == "authors" else model
+    if chosen.name in ("adam", "adamw") and all(parameter.is_cpu for parameter in model.parameters()):
+        adam["fused"] = True  # one kernel for all parameters; on a GPU PyTorch has a fast default
+    scales: dict[str, float] = {}
+    if chosen.layer_decay is not None or chosen.backbone_lr_scale != 1:
+        scales = _lr_scales(model, backbone, chosen)
+    if chosen.decay_lr_scale != 1:
+        scales |= {name: chosen.decay_lr_scale * scales.get(name, 1.0) for name in decay_parameters(model)}
+    parameters: Any = model
+    if scales or chosen.weight_decay_groups == "authors":
+        groups = _groups(model, scales, _without_decay(model, chosen), chosen.weight_decay)
+        parameters = [  # timm's schedules multiply the rate by the scale
+            {"params": params, "lr_scale": scale, "weight_decay": decay} for scale, decay, params in groups
+        ]
     try:
         return create_optimizer_v2(
             parameters, opt=chosen.name, lr=config.scaled_lr, weight_decay=chosen.weight_decay, **adam
@@ -40,18 +50,54 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
         raise ConfigError(f"optimizer: {chosen.name} is not available: {error}") from None
 
 
-def _groups(model: nn.Module, scales: Mapping[str, float], chosen: OptimizerConfig) -> list[dict[str, Any]]:
-    """Parameter groups by learning rate and weight decay; timm's schedules multiply the rate by `lr_scale`."""
-    without_decay = _without_decay(model, chosen)
-    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+def parameter_groups(
+    model: nn.Module, lr: float, *, weight_decay: float = 0.05, decay_lr_scale: float = 1.0
+) -> list[dict[str, Any]]:
+    """Parameter groups for any optimizer of PyTorch or timm, with a learning rate of their own for the decay heads.
+
+    Biases, norms, what a decay head has besides its weights, and the model's `no_weight_decay` names take no weight
+    decay.
+
+    Args:
+        model: with masked attention anywhere in it; a model without decay heads has groups of one learning rate.
+        lr: learning rate.
+        weight_decay: weight decay of the other parameters.
+        decay_lr_scale: factor on the learning rate of the decay heads.
+
+    Examples:
+        >>> import torch
+        >>> import ppma
+        >>> from ppma.layers import PolylineAttention
+        >>> groups = ppma.parameter_groups(PolylineAttention(32, heads=2), 1e-3, decay_lr_scale=10)
+        >>> optimizer = torch.optim.AdamW(groups)
+        >>> [(group["lr"], group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
+        [(0.001, 0.05, 2), (0.001, 0.0, 2), (0.01, 0.05, 1), (0.01, 0.0, 1)]
+    """
+    for name, value in (("lr", lr), ("decay_lr_scale", decay_lr_scale)):
+        if value <= 0:
+            raise ValueError(f"{name}: expected a number > 0, got {value}")
+    scales = dict.fromkeys(decay_parameters(model), decay_lr_scale)
+    groups = _groups(model, scales, _undecayed(model), weight_decay)
+    return [{"params": params, "lr": lr * scale, "weight_decay": decay} for scale, decay, params in groups]
+
+
+def decay_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters of the decay heads in a model."""
+    heads = {module for module in model.modules() if getattr(module, "is_decay_head", False)}
+    owned = {id(parameter) for head in heads for parameter in head.parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in owned}
+
+
+def _groups(
+    model: nn.Module, scales: Mapping[str, float], without_decay: set[str], weight_decay: float
+) -> list[tuple[float, float, list[nn.Parameter]]]:
+    """The trained parameters by factor on the learning rate, 1 where `scales` has none, and by weight decay."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        decays = name not in without_decay
-        scale = scales.get(name, 1.0)
-        group = {"params": [], "lr_scale": scale, "weight_decay": chosen.weight_decay if decays else 0.0}
-        groups.setdefault((scale, decays), group)["params"].append(parameter)
-    return list(groups.values())
+        if parameter.requires_grad:
+            key = scales.get(name, 1.0), 0.0 if name in without_decay else weight_decay
+            groups.setdefault(key, []).append(parameter)
+    return [(*key, parameters) for key, parameters in groups.items()]
 
 
 def _without_decay(model: nn.Module, chosen: OptimizerConfig) -> set[str]:
@@ -60,12 +106,19 @@ def _without_decay(model: nn.Module, chosen: OptimizerConfig) -> set[str]:
         if not hasattr(model, "authors_no_weight_decay"):
             raise ConfigError("optimizer.weight_decay_groups: expected 'ours' for this model, got 'authors'")
         return model.authors_no_weight_decay()  # type: ignore[operator]
+    return _undecayed(model)
+
+
+def _undecayed(model: nn.Module) -> set[str]:
+    """Names of biases, norms, what a decay head has besides its weights, and the model's `no_weight_decay` names."""
+    heads = decay_parameters(model)
     patterns = list(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else []  # type: ignore[operator]
     return {
         name
         for name, parameter in model.named_parameters()
         if parameter.ndim <= 1
         or name.endswith(".bias")
+        or (name in heads and not name.endswith(".weight"))
         or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
@@ -119,18 +172,21 @@ def _step_schedule(config: RunConfig, optimizer: Optimizer, steps: int, steps_pe
     warmup = chosen.warmup_steps
     if warmup is None:
         warmup = round(chosen.warmup_epochs * steps_per_epoch)
+    warmup = min(warmup, steps)
     common: dict[str, Any] = {
-        "warmup_t": min(warmup, steps),
+        "warmup_t": warmup,
         "warmup_lr_init": chosen.warmup_lr,
-        "warmup_prefix": False,
+        "warmup_prefix": chosen.warmup_prefix,
         "t_in_epochs": False,
     }
+    length = max(1, steps - warmup) if chosen.warmup_prefix else steps
     if chosen.name == "cosine":
-        return CosineLRScheduler(optimizer, t_initial=steps, lr_min=chosen.min_lr, **common)
+        return CosineLRScheduler(optimizer, t_initial=length, lr_min=chosen.min_lr, **common)
     if chosen.name == "poly":
-        return PolyLRScheduler(optimizer, t_initial=steps, power=chosen.power, lr_min=chosen.min_lr, **common)
+        return PolyLRScheduler(optimizer, t_initial=length, power=chosen.power, lr_min=chosen.min_lr, **common)
     # timm counts a milestone as reached one update early
     milestones = [round(epoch * steps_per_epoch) + 1 for epoch in chosen.milestones if chosen.name == "multistep"]
+    common["warmup_prefix"] = False
     return MultiStepLRScheduler(optimizer, decay_t=milestones, decay_rate=chosen.gamma, **common)
 
 

@@ -70,17 +70,28 @@ def seeded(*entropy: int) -> Iterator[None]:
         ...     first == random.random()
         True
     """
+    with restored_generators():
+        _seed(*entropy)
+        yield
+
+
+@contextlib.contextmanager
+def restored_generators() -> Iterator[None]:
+    """Restore Python's, NumPy's and torch's CPU generators afterwards."""
     kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.default_generator.set_state(kept[2])
+
+
+def _seed(*entropy: int) -> None:
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
 def epoch_order(
@@ -149,15 +160,24 @@ class SeededSamples(Dataset):
         self.dataset, self.seed, self.replace = dataset, seed, replace
 
     def __getitem__(self, key: Key) -> _Read:
+        with restored_generators():
+            return self._read(key)
+
+    def __getitems__(self, keys: list[Key]) -> list[_Read]:
+        """A batch, for PyTorch's loader: saving and restoring the generators takes as long as a small image."""
+        with restored_generators():
+            return [self._read(key) for key in keys]
+
+    def _read(self, key: Key) -> _Read:
+        _seed(self.seed, key.epoch, key.position)
         broken: list[str] = []
         index = key.sample
-        with seeded(self.seed, key.epoch, key.position):
-            for _ in range(REPLACEMENTS if self.replace else 1):
-                try:
-                    return _Read(key, self.dataset[index], broken)
-                except BrokenSampleError as error:
-                    broken.append(str(error))
-                    index = random.randrange(len(self.dataset))  # type: ignore[arg-type]
+        for _ in range(REPLACEMENTS if self.replace else 1):
+            try:
+                return _Read(key, self.dataset[index], broken)
+            except BrokenSampleError as error:
+                broken.append(str(error))
+                index = random.randrange(len(self.dataset))  # type: ignore[arg-type]
         return _Read(key, None, broken)
 
 

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from ppma.atomic import write_atomically
 from ppma.data.decoding import image_files
-from ppma.explore import attention, cost, gallery, matrices, paths, receptive, scans, selectivity, style
+from ppma.data.regions import Regions
+from ppma.explore import attention, cost, gallery, matrices, paths, receptive, regions, scans, selectivity, style
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
 from ppma.explore.subject import Subject, default_name, from_name, open_subject, untrained
+from ppma.models import open_checkpoint
+from ppma.models.grid import load_grid
 from ppma.models.published import PUBLISHED
 from ppma.outputs import check_target
+from ppma.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,15 +66,16 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise ValueError(f"{name}: {why}")
 
 
-def write(arguments: argparse.Namespace) -> None:
-    """Draw the figure `arguments.name` and write it to `arguments.out`."""
+def write(arguments: argparse.Namespace) -> str | None:
+    """Draw the figure `arguments.name` and write it to `arguments.out`; returns what it shows in words, if anything."""
     if arguments.width is not None and not NARROWEST <= arguments.width <= WIDEST:
         raise ValueError(f"width: expected {NARROWEST} to {WIDEST} inches, got {arguments.width:g}")
-    if arguments.name in WRITE:
-        WRITE[arguments.name](arguments)
-        return
-    check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
-    style.save(DRAW[arguments.name](arguments), arguments.out, width=arguments.width)
+    with Progress(f"drawing {arguments.name}"):
+        if arguments.name in WRITE:
+            return WRITE[arguments.name](arguments)
+        check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
+        style.save(DRAW[arguments.name](arguments), arguments.out, width=arguments.width)
+        return None
 
 
 def _subject(arguments: argparse.Namespace) -> Subject:
@@ -183,7 +188,7 @@ def _draw_matrices(arguments: argparse.Namespace) -> "Figure":
     return matrices.factors_figure(*gallery.edge_decays(F.adaptive_avg_pool2d(gallery.disc(24), grid)))
 
 
-def _write_selectivity(arguments: argparse.Namespace) -> None:
+def _write_selectivity(arguments: argparse.Namespace) -> str:
     tables = {".csv": selectivity.selectivity_csv, ".json": selectivity.selectivity_json}
     for path in arguments.out:
         check_target("out", path, (*style.FORMATS, *tables))
@@ -200,7 +205,7 @@ def _write_selectivity(arguments: argparse.Namespace) -> None:
             write_atomically(path, write_table(rows).encode())
         else:
             style.save(selectivity.selectivity_figure(rows), path, width=arguments.width)
-    print(selectivity.selectivity_summary(rows))
+    return selectivity.selectivity_summary(rows)
 
 
 def _draw_cost(arguments: argparse.Namespace) -> "Figure":
@@ -230,6 +235,14 @@ def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     return receptive.receptive_field_figure(fields)
 
 
+def _draw_regions(arguments: argparse.Namespace) -> "Figure":
+    checkpoint = open_checkpoint(arguments.checkpoint)
+    model, data = load_grid(checkpoint), Regions(regions.training_data(checkpoint), arguments.split)
+    index = _within("index", arguments.index, len(data)) - 1
+    query = None if arguments.query is None else _token("query", arguments.query, (data.size, data.size))
+    return regions.decays_figure(model, data, index, query)
+
+
 DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "scans": _draw_scans,
     "paths": _draw_paths,
@@ -240,10 +253,13 @@ DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
     "heads": lambda arguments: attention.heads_figure(*_what_if(arguments)),
     "cost": _draw_cost,
     "receptive-field": _draw_receptive,
+    "regions": _draw_regions,
+    "regions-sizes": lambda arguments: regions.sizes_figure(arguments.runs),
+    "learning": lambda arguments: regions.learning_figure(arguments.runs),
 }
 
 # Figures that write more than one kind of file.
-WRITE: dict[str, Callable[[argparse.Namespace], None]] = {
+WRITE: dict[str, Callable[[argparse.Namespace], str | None]] = {
     "attention": _write_attention,
     "selectivity": _write_selectivity,
 }

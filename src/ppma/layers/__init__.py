@@ -2,7 +2,7 @@
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.block import ConvFeedForward, PolylineBlock
-from ppma.layers.decay import DECAYS, DecayHead, ReluDecay, SoftplusDecay, ZeroStartDecay
+from ppma.layers.decay import DECAYS, DecayHead, DecayStart, ReluDecay, SoftplusDecay, ZeroStartDecay
 from ppma.layers.factors import linear_factors, softmax_factors
 from ppma.layers.retrofit import RetrofitAttention
 from ppma.layers.rope import rotary_table
@@ -12,6 +12,7 @@ __all__ = [
     "DECAYS",
     "ConvFeedForward",
     "DecayHead",
+    "DecayStart",
     "Downsample",
     "PolylineAttention",
     "PolylineBlock",

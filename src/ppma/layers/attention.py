@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ppma import masks
 from ppma.layers.constants import cached_constant
 from ppma.layers.convolution import DepthwiseConv, linear
-from ppma.layers.decay import DECAYS
+from ppma.layers.decay import DECAYS, Start, check_start
 from ppma.layers.factors import FACTORS
 from ppma.layers.rope import rotary_table
 from ppma.masks import PrefixedMask, StructuredMask
@@ -120,6 +120,8 @@ class PolylineAttention(nn.Module):
         rope: rotate q and k by the token's position (RoPE), for kinds of low rank before the feature map.
         local_kernel: size of a depthwise convolution of v that is added to the result, 0 for none.
         fixed_decay_span: how far the fixed decays of the "rmt" mask spread over the heads.
+        decay_start: where learned decays start: "release" as in the authors' trainings, "strong", or the three numbers
+            of a `ppma.layers.DecayStart`; see "Making the mask learn" in the documentation.
         backend: selects the implementation of every operator in the module.
 
     Examples:
@@ -144,12 +146,14 @@ class PolylineAttention(nn.Module):
         rope: bool = False,
         local_kernel: int = 0,
         fixed_decay_span: float = 4.0,
+        decay_start: Start = "release",
         backend: BackendName = "auto",
     ) -> None:
         super().__init__()
         checks.one_of("kind", kind, ATTENTION_KINDS)
         checks.one_of("mask", mask, masks.KINDS)
         checks.one_of("formulation", formulation, FORMULATIONS)
+        check_start("decay_start", decay_start)
         if dim % heads or (rope and dim // heads % 2):
             raise ValueError(
                 f"heads: expected a divisor of dim={dim}{' with an even quotient' if rope else ''}, got {heads}"
@@ -161,7 +165,7 @@ class PolylineAttention(nn.Module):
         self.fixed_decay_span = fixed_decay_span
         learned, decay = masks.KINDS[mask].learned, DECAYS[FORMULATIONS[formulation].decay]
         self.qkv = linear(dim, 3 * dim)
-        self.decay = decay(dim, heads, learned) if learned else None
+        self.decay = decay(dim, heads, learned, decay_start) if learned else None
         self.local = DepthwiseConv(dim, local_kernel) if local_kernel else None
         self.proj = linear(dim, dim)
         self.backend = backend

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import DepthwiseConv, linear
+from ppma.layers.decay import Start
+from ppma.layers.norm import LayerNorm
 from ppma.layers.recompute import recomputing
 
 NORM_EPS = 1e-6
@@ -50,6 +52,7 @@ class PolylineBlock(nn.Module):
         drop_path: probability of dropping a branch.
         layer_scale: initial scale of the two branches, None for no layer scale.
         fixed_decay_span: see `PolylineAttention`.
+        decay_start: see `PolylineAttention`.
 
     Examples:
         >>> import torch
@@ -70,6 +73,7 @@ class PolylineBlock(nn.Module):
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         fixed_decay_span: float = 4.0,
+        decay_start: Start = "release",
     ) -> None:
         super().__init__()
 
@@ -77,7 +81,7 @@ class PolylineBlock(nn.Module):
             return nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
 
         self.position = DepthwiseConv(dim, 3)
-        self.attn_norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.attn_norm = LayerNorm(dim, eps=NORM_EPS)
         self.attn = PolylineAttention(
             dim,
             heads,
@@ -87,9 +91,10 @@ class PolylineBlock(nn.Module):
             rope=True,
             local_kernel=5,
             fixed_decay_span=fixed_decay_span,
+            decay_start=decay_start,
         )
         self.attn_scale = scale()
-        self.ffn_norm = nn.LayerNorm(dim, eps=NORM_EPS)
+        self.ffn_norm = LayerNorm(dim, eps=NORM_EPS)
         self.ffn = ConvFeedForward(dim, int(dim * ffn_ratio))
         self.ffn_scale = scale()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()

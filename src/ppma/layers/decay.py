@@ -9,23 +9,57 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from ppma.ops import checks
 from ppma.ops.layout import autocast_dtype, compute_dtype
 
-# Decays start at exp(-a * dt) with a uniform and dt log-uniform in these ranges, in both heads.
-START_A = (1.0, 1.1)
-START_DT = (1e-3, 1e-1)
+STARTS = ("release", "strong")
+# "release": decays start at exp(-a * dt) with a uniform and dt log-uniform in these ranges, in both heads.
+RELEASE_A = (1.0, 1.1)
+RELEASE_DT = (1e-3, 1e-1)
 
 
-def _start(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Random a and dt."""
-    a = torch.empty(shape).uniform_(*START_A)
-    dt = torch.empty(shape).uniform_(*map(math.log, START_DT)).exp()
+class DecayStart(NamedTuple):
+    """Where the decays of a head start.
+
+    Attributes:
+        low: smallest decay of a token whose channels are all 0; in (0, 1).
+        high: largest such decay. Each head has its own, with a log-decay that is log-uniform between the two.
+        weight_std: standard deviation of the weights, by which decays differ between tokens.
+    """
+
+    low: float
+    high: float
+    weight_std: float
+
+
+Start = str | tuple[float, float, float]  # a name of STARTS, or a DecayStart
+
+
+def check_start(name: str, start: object) -> None:
+    """Check a value of `decay_start`; `name` is for messages."""
+    if isinstance(start, str):
+        checks.one_of(name, start, STARTS)
+        return
+    numbers = list(start) if isinstance(start, list | tuple) else []
+    valid = len(numbers) == 3 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
+    if not valid or not 0 < numbers[0] <= numbers[1] < 1 or not 0 <= numbers[2] <= 100:
+        raise ValueError(
+            f"{name}: expected one of {', '.join(STARTS)}, or (low, high, weight_std) with decays 0 < low <= high < 1 "
+            f"and weight_std >= 0, got {start!r}"
+        )
+
+
+def _release_start(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Random a and dt, as the authors draw them."""
+    a = torch.empty(shape).uniform_(*RELEASE_A)
+    dt = torch.empty(shape).uniform_(*map(math.log, RELEASE_DT)).exp()
     return a, dt
 
 
@@ -36,6 +70,12 @@ class DecayHead(nn.Module, ABC):
         dim: channels of a token.
         heads: attention heads; each reads dim / heads channels.
         outputs: 2 for separate alpha and beta, 1 where they are shared.
+        start: where decays start: "release", decays of 0.9 to 0.999 that hardly differ between tokens, as the authors
+            train; "strong", decays small and different enough to mask tokens from the first step on, which are
+            learned in far fewer steps; or the three numbers of a `DecayStart`.
+
+    Attributes:
+        strong: what "strong" stands for.
 
     Examples:
         >>> import torch
@@ -45,10 +85,25 @@ class DecayHead(nn.Module, ABC):
         (torch.Size([2, 4, 8, 6]), True)
     """
 
-    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
+    strong: ClassVar[DecayStart]
+    is_decay_head = True  # by which `ppma.parameter_groups` recognises one
+
+    def __init__(self, dim: int, heads: int, outputs: int = 2, start: Start = "release") -> None:
         super().__init__()
+        check_start("start", start)
         self.heads = heads
         self.weight = nn.Parameter(torch.empty(outputs, dim // heads))
+        self._initialise(None if start == "release" else self.strong if start == "strong" else DecayStart(*start))
+
+    @abstractmethod
+    def _initialise(self, start: DecayStart | None) -> None:
+        """Set `weight` and add the other parameters; None for the start of the release."""
+
+    def _initial_rates(self, start: DecayStart, shape: tuple[int, ...]) -> Tensor:
+        """Initialise the weights, and draw minus the log-decays of zero tokens."""
+        nn.init.normal_(self.weight, std=start.weight_std)
+        least, most = (math.log(-math.log(decay)) for decay in (start.high, start.low))
+        return torch.empty(shape).uniform_(least, most).exp()
 
     @abstractmethod
     def activate(self, logits: Tensor) -> Tensor:
@@ -70,17 +125,22 @@ class DecayHead(nn.Module, ABC):
 
 
 class ReluDecay(DecayHead):
-    """The paper's head: `log decay = -relu(w x + b)`.
+    """The paper's head: `log decay = -relu(w x + b)`, b for each head and output.
 
-    Weights start at 0 and biases, one for each head and output, where the release starts its decays: with random
-    weights about half of all tokens would start behind a ReLU without gradient, and the others far outside that range.
+    With the start "release" the weights are 0: with biases that small, random weights would put about half of all
+    tokens behind a ReLU without gradient, and the others far outside the range of decays.
     """
 
-    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
-        super().__init__(dim, heads, outputs)
-        nn.init.zeros_(self.weight)
-        a, dt = _start((heads, outputs))
-        self.bias = nn.Parameter(a * dt)
+    strong = DecayStart(math.exp(-1), math.exp(-1), 0.3)
+
+    def _initialise(self, start: DecayStart | None) -> None:
+        shape = (self.heads, len(self.weight))
+        if start is None:
+            nn.init.zeros_(self.weight)
+            a, dt = _release_start(shape)
+            self.bias = nn.Parameter(a * dt)
+        else:
+            self.bias = nn.Parameter(self._initial_rates(start, shape))
 
     def activate(self, logits: Tensor) -> Tensor:
         return -torch.relu(logits + self.bias.to(logits.dtype))
@@ -89,10 +149,15 @@ class ReluDecay(DecayHead):
 class SoftplusDecay(DecayHead):
     """The release's head: `log decay = -exp(A_log) * softplus(w x + dt_bias)`, A_log and dt_bias for each head."""
 
-    def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
-        super().__init__(dim, heads, outputs)
-        trunc_normal_(self.weight, std=0.02)
-        a, dt = _start((heads,))
+    strong = DecayStart(math.exp(-0.3), math.exp(-0.3), 0.3)
+
+    def _initialise(self, start: DecayStart | None) -> None:
+        if start is None:
+            trunc_normal_(self.weight, std=0.02)
+            a, dt = _release_start((self.heads,))
+        else:
+            dt = self._initial_rates(start, (self.heads,))
+            a = torch.ones_like(dt)
         self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
         self.A_log = nn.Parameter(a.log())
 
@@ -112,9 +177,12 @@ class ZeroStartDecay(DecayHead):
 
     def __init__(self, dim: int, heads: int, outputs: int = 2) -> None:
         super().__init__(dim, heads, outputs)
+
+    def _initialise(self, start: DecayStart | None) -> None:
+        shape = (self.heads, len(self.weight))
         trunc_normal_(self.weight, std=0.02)
-        self.bias = nn.Parameter(torch.full((heads, outputs), math.log(math.expm1(1.0))))  # softplus(bias) = 1
-        self.rate = nn.Parameter(torch.zeros(heads, outputs))
+        self.bias = nn.Parameter(torch.full(shape, math.log(math.expm1(1.0))))  # softplus(bias) = 1
+        self.rate = nn.Parameter(torch.zeros(shape))
 
     def activate(self, logits: Tensor) -> Tensor:
         free, shifted = self.rate.to(logits.dtype), logits + self.bias.to(logits.dtype)

@@ -11,20 +11,25 @@ from ppma.ops.backends import kernels_serve
 
 Recompute = Callable[[], Tensor]
 Saved = Tensor | tuple[Recompute, torch.Size, tuple[int, ...], int | torch.SymInt]
+SMALLEST = 3 << 19  # bytes: recomputing less takes longer than it is worth
 _recomputable: ContextVar[dict[int, Recompute] | None] = ContextVar("recomputable", default=None)
 
 
 def recomputing(value: Tensor, recompute: Recompute) -> contextlib.AbstractContextManager[None]:
     """Operations inside the context save how to recompute `value`, bit for bit, instead of `value` itself.
 
-    Active only where the native kernels run, which make the recomputation nearly free; disabled under gradient
-    checkpointing and other saved-tensor hooks.
+    Active only where the native kernels run, which make the recomputation nearly free, and for values of `SMALLEST`
+    bytes or more; disabled under gradient checkpointing and other saved-tensor hooks.
 
     Args:
         value: a tensor that outlives the context.
         recompute: computes it from tensors that are saved anyway.
     """
-    if not (torch.is_grad_enabled() and value.requires_grad) or not kernels_serve("auto", "depthwise_conv", value):
+    if value.device.type != "cpu" or not (torch.is_grad_enabled() and value.requires_grad):
+        return contextlib.nullcontext()
+    if torch.compiler.is_compiling() or value.nbytes < SMALLEST:
+        return contextlib.nullcontext()
+    if not kernels_serve("auto", "depthwise_conv", value):
         return contextlib.nullcontext()
     return _recomputing(value, recompute)
 

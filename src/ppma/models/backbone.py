@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.stem import Stem
+from ppma.models.card import make_card
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release, write_checkpoint
 from ppma.models.checkpoints.metadata import decode_config, encode_config
 from ppma.models.checkpoints.weights import EXTRA_STATE, build, check_size
@@ -25,7 +26,7 @@ from ppma.ops.options import BackendName
 WEIGHTS_NAME = "model.safetensors"
 
 
-class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["image-classification", "timm"]):
+class PolylineBackbone(nn.Module, ModelHubMixin):
     """A hierarchical vision backbone with masked attention, in timm's conventions, for images of any size.
 
     Args:
@@ -266,6 +267,10 @@ class PolylineBackbone(nn.Module, ModelHubMixin, library_name="ppma", tags=["ima
 
     def _save_pretrained(self, save_directory: Path) -> None:
         write_checkpoint(save_directory / WEIGHTS_NAME, self.state_dict(), self.config)
+
+    def generate_model_card(self, *_: Any, **described: Any) -> ModelCard:
+        """The README of `save_pretrained`; `model_card_kwargs` are the keywords of `ppma.models.card.make_card`."""
+        return make_card(self.config, sum(parameter.numel() for parameter in self.parameters()), **described)
 
     @classmethod
     def _from_pretrained(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ppma import masks
 from ppma.layers.attention import ATTENTION_KINDS, FORMULATIONS
+from ppma.layers.decay import Start, check_start
 from ppma.ops import checks
 
 Check = Callable[[str, object], None]  # takes the name and value of a field, raises ValueError
@@ -71,6 +72,7 @@ _PER_STAGE: dict[str, Check] = {
 _SINGLE: dict[str, Check] = {
     "mask": lambda name, value: checks.one_of(name, value, masks.KINDS),  # looked up late: users add their own
     "formulation": _word(FORMULATIONS),
+    "decay_start": check_start,
     "stem_stride": _stride,
     "in_chans": _whole(1, _MOST_CHANNELS),
     "num_classes": _whole(0, _MOST_CLASSES),
@@ -97,6 +99,7 @@ class BackboneConfig:
         fixed_decay_spans: range r of the "rmt" mask's decays over the heads, per stage (`ppma.masks.rmt_log_decay`).
         mask: name of a mask in `ppma.masks.KINDS`.
         formulation: "paper" (mask after the softmax) or "release" (mask inside the softmax).
+        decay_start: where learned decays start: "release", "strong" or the numbers of a `ppma.layers.DecayStart`.
         stem_stride: 2 or 4.
         in_chans: number of image channels.
         num_classes: number of classes; 0 returns the input of the classifier.
@@ -126,6 +129,7 @@ class BackboneConfig:
     fixed_decay_spans: tuple[float, ...] = (4.0, 4.0, 6.0, 6.0)
     mask: str = "2d"
     formulation: str = "paper"
+    decay_start: Start = "release"
     stem_stride: int = 4
     in_chans: int = 3
     num_classes: int = 1000
@@ -153,6 +157,8 @@ class BackboneConfig:
         object.__setattr__(self, "feature_norms", tuple(norms))
         for name, check in _SINGLE.items():
             check(name, getattr(self, name))
+        if not isinstance(self.decay_start, str):
+            object.__setattr__(self, "decay_start", tuple(self.decay_start))
         for dim, heads in zip(self.dims, self.heads, strict=True):
             if dim % (2 * heads):
                 raise ValueError(f"heads: expected a divisor of dim={dim} with an even quotient, got {heads}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ppma.atomic import write_atomically
 from ppma.models.backbone import PolylineBackbone
+from ppma.models.timm_features import TimmFeatures
 from ppma.models.timm_models import TimmModel
 from ppma.ops import decompositions
 
@@ -207,12 +208,14 @@ class StageFeatures(nn.Module):
         backbone: takes the images.
     """
 
-    def __init__(self, backbone: PolylineBackbone) -> None:
+    def __init__(self, backbone: PolylineBackbone | TimmFeatures) -> None:
         super().__init__()
         self.backbone = backbone
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Images (B, in_chans, height, width) to one tensor per stage, finest first."""
+        if isinstance(self.backbone, TimmFeatures):
+            return tuple(self.backbone(image))
         features = self.backbone.forward_intermediates(image, intermediates_only=True)
         assert isinstance(features, list)
         return tuple(features)

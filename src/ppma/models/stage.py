@@ -36,6 +36,7 @@ class Stage(nn.Module):
                 drop_path=drop_path,
                 layer_scale=config.layer_scale[index],
                 fixed_decay_span=config.fixed_decay_spans[index],
+                decay_start=config.decay_start,
             )
             for drop_path in drop_paths
         )

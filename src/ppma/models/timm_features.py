@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from ppma.models.timm_models import TimmModel
@@ -21,11 +22,11 @@ _BLOCK = re.compile(r"(?:\w+\.)*?(?:blocks|layers?|stages?)[._]?\d+(?:\.(?:block
 
 @dataclass(frozen=True)
 class _Pyramid:
-    """Which features of a model are the four levels of a pyramid.
+    """How the four levels of a pyramid come from a model.
 
     Attributes:
-        indices: of the levels among the model's features.
-        levels: channels and stride of each.
+        indices: of the levels among the model's features; a single one for a plain ViT.
+        levels: channels and stride of each level.
         args: with which the model takes images of any size.
     """
 
@@ -46,22 +47,28 @@ def _find_pyramid(name: str, arguments: str) -> _Pyramid:
     with torch.device("meta"):
         net = model.create(features_only=True)
     strides = net.feature_info.reduction()
-    last = {stride: index for index, stride in enumerate(strides)}  # the last feature of each stride
+    # The last feature of each stride; of ViTs, timm takes the last few blocks only.
+    last = dict(zip(strides, net.feature_info.out_indices, strict=True))
     chosen = sorted(last)[-_LEVELS:]
-    if len(chosen) < _LEVELS or any(2 * low != high for low, high in itertools.pairwise(chosen)):
+    plain = len(chosen) == 1 and chosen[0] % 4 == 0
+    if not plain and (len(chosen) < _LEVELS or any(2 * low != high for low, high in itertools.pairwise(chosen))):
         raise ValueError(
-            f"model: expected a backbone with four stages, each of half the resolution, got {name} with the strides "
-            f"{', '.join(map(str, strides))}; detection and segmentation need a feature pyramid, which plain ViTs lack"
+            "model: expected a backbone with four stages, each of half the resolution, or a plain ViT with patches of "
+            f"a multiple of 4 pixels (model_args.patch_size=16), got {name} with the strides {_listed(chosen)}"
         )
     indices = tuple(last[stride] for stride in chosen)
-    for extra in ({}, {"strict_img_size": False}):  # of Swin
+    for extra in ({}, {"strict_img_size": False}, {"dynamic_img_size": True}):  # the last two of Swin and ViT
         levels = _try_levels(TimmModel(name, {**args, **extra}), indices)
         if levels is not None:
-            return _Pyramid(indices, levels, extra)
+            return _Pyramid(indices, SimplePyramid.levels(*levels[0]) if plain else levels, extra)
     size = " x ".join(map(str, _TRIAL))
     raise ValueError(
         f"model: expected a backbone for images of any size, got {name}, which takes none of {size} pixels"
     )
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _try_levels(model: TimmModel, indices: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
@@ -82,8 +89,42 @@ def _channels_first(net: nn.Module, maps: list[Tensor]) -> list[Tensor]:
     return [level.permute(0, 3, 1, 2) for level in maps] if layout == "NHWC" else maps
 
 
+class SimplePyramid(nn.Module):
+    """Four levels from the last features of a plain ViT by transposed convolutions and pooling, as in ViTDet.
+
+    Li et al., Exploring Plain Vision Transformer Backbones for Object Detection, 2022.
+
+    Args:
+        channels: of the features, a multiple of 4.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        half, quarter = channels // 2, channels // 4
+        self.norm = LayerNorm2d(channels)
+        self.up2 = nn.ConvTranspose2d(channels, half, 2, 2)
+        self.up4 = nn.Sequential(
+            nn.ConvTranspose2d(channels, half, 2, 2),
+            LayerNorm2d(half),
+            nn.GELU(),
+            nn.ConvTranspose2d(half, quarter, 2, 2),
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Features (B, C, H, W), H and W even, to levels of 4, 2, 1 and 1/2 times the resolution, finest first."""
+        x = self.norm(x)
+        return [self.up4(x), self.up2(x), x, F.max_pool2d(x, 2)]
+
+    @staticmethod
+    def levels(channels: int, stride: int) -> tuple[tuple[int, int], ...]:
+        """Channels and stride of each level, for features of these."""
+        return (channels // 4, stride // 4), (channels // 2, stride // 2), (channels, stride), (channels, 2 * stride)
+
+
 class TimmFeatures(nn.Module):
     """A backbone of timm that returns four feature maps, each of half the resolution of the one before.
+
+    Those of a plain ViT are made by a `SimplePyramid`.
 
     Args:
         model: which model.
@@ -106,6 +147,8 @@ class TimmFeatures(nn.Module):
         self.body = TimmModel(model.name, {**model.args, **pyramid.args}).create(
             features_only=True, out_indices=pyramid.indices, **options
         )
+        plain = len(pyramid.indices) == 1
+        self.pyramid = SimplePyramid(self.body.feature_info.channels()[0]) if plain else None
         self.timm_model = model
         self.pretrained_cfg = self.body.pretrained_cfg
         self.feature_info = [{"num_chs": channels, "reduction": stride} for channels, stride in pyramid.levels]
@@ -116,9 +159,10 @@ class TimmFeatures(nn.Module):
         strides = [info["reduction"] for info in self.feature_info]
         # Many models take multiples of their stride only.
         maps = self.body(F.pad(images, (0, -width % strides[-1], 0, -height % strides[-1])))
+        maps = _channels_first(self.body, maps) if self.pyramid is None else self.pyramid(maps[0])
         return [
             level[..., : -(-height // stride), : -(-width // stride)]
-            for level, stride in zip(_channels_first(self.body, maps), strides, strict=True)
+            for level, stride in zip(maps, strides, strict=True)
         ]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ppma.ops import dense
 from ppma.ops.backends import call, excluded, excluding
 from ppma.ops.layout import compute_dtype, heads_last, heads_last_empty
 from ppma.ops.options import AttentionOptions, BackendName
+from ppma.ops.watching import captured, has_tangent, observed
 
 _SOFTMAX_OPTIONS = "str combine, str paths, float scale, str backend, Tensor? valid=None"
 _SOFTMAX_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor log_beta, {_SOFTMAX_OPTIONS}"
@@ -71,9 +71,17 @@ def _kernel(operator: str) -> Callable[..., Any]:
     return kernel
 
 
+_KERNELS = {name: _kernel(name) for name in _SCHEMAS}
 for _name, _schema in _SCHEMAS.items():
     torch.library.define(f"ppma::{_name}", _schema)
-    torch.library.impl(f"ppma::{_name}", "default", _kernel(_name))
+    torch.library.impl(f"ppma::{_name}", "default", _KERNELS[_name])
+
+
+def _eager(operator: str, tensors: Sequence[Tensor], arguments: Sequence[Any]) -> Any:
+    """Run an operator: directly if nothing follows PyTorch's dispatcher, else through it."""
+    if captured() or observed(*tensors) or _differentiated(tensors):
+        return getattr(torch.ops.ppma, operator)(*arguments)
+    return _KERNELS[operator](*arguments)
 
 
 def _contiguous_like(tensor: Tensor) -> Tensor:
@@ -140,14 +148,16 @@ class _Call:
     excluded: frozenset[str] = field(default_factory=excluded)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        keywords = {} if self.save or self.operator != "polyline_attention" else {"save": False}
-        result = getattr(torch.ops.ppma, self.operator)(*self._arguments(tensors), **keywords)
+        arguments = self._arguments(tensors)
+        if not self.save and self.operator == "polyline_attention":
+            arguments += [False] if self.padded else [None, False]
+        result = _eager(self.operator, tensors, arguments)
         return result if isinstance(result, tuple) else (result,)
 
     def backward(self, grad: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
-        operator = getattr(torch.ops.ppma, f"{self.operator}_backward")
         with excluding(*self.excluded) if self.excluded else contextlib.nullcontext():
-            return tuple(operator(grad, *self._arguments(saved)))
+            arguments = [grad, *self._arguments(saved)]
+            return tuple(_eager(f"{self.operator}_backward", (grad, *saved), arguments))
 
     def dense(self, *tensors: Tensor, valid: Sequence[Tensor] = ()) -> Tensor:
         """The same function of plain tensor operations, which can be differentiated further; `valid` is not."""
@@ -165,7 +175,7 @@ class _Call:
         end = len(tensors) - self.padded
         return tensors[:end], tensors[end:]
 
-    def _arguments(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
+    def _arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
         """In the order of the schema."""
         if self.operator == "polyline_scan":
             return [tensors[0], list(tensors[1:]), *self.options]
@@ -398,5 +408,5 @@ def _differentiated(tensors: Sequence[Tensor]) -> bool:
     return (
         torch._C._are_functorch_transforms_active()
         or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        or any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+        or has_tangent(tensors)
     )

@@ -17,6 +17,7 @@ from ppma.engine.config import RunConfig
 from ppma.engine.evaluation import evaluate_model
 from ppma.engine.task import Config, Details, Metrics, TrainingTask
 from ppma.models import Checkpoint
+from ppma.progress import Progress
 from ppma.tasks.prediction import PredictOptions, ResultFolder
 from ppma.tasks.report import FILES, report_files
 
@@ -189,7 +190,8 @@ class Task(TrainingTask[Config]):
             for name, content in report_files(measured, details).items():
                 folder.write(name, content)
 
-        chosen = cls.evaluation(checkpoint, data, split, assignments)
+        with Progress("loading the model and the data"):
+            chosen = cls.evaluation(checkpoint, data, split, assignments)
         if out is not None:
             options["report"] = write
         size = cls.eval_batch_size if batch_size is None else batch_size

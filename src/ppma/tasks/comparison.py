@@ -36,8 +36,8 @@ class Comparison(Study):
     def table(self) -> str:
         """The results in Markdown."""
         lines = [
-            f"| model | image | M parameters | GFLOPs | images/s | {self.metric}, mean ± sd (each seed) |",
-            "| --- | ---: | ---: | ---: | ---: | --- |",
+            f"| model | image | M parameters | GFLOPs | images/s | {self.headers()} |",
+            "| --- | ---: | ---: | ---: | ---: | --- |" + " --- |" * len(self.results()[0].others),
         ]
         lines += [
             f"| {result.name} | {result.image[0]} x {result.image[1]} | {result.parameters / 1e6:.2f} "

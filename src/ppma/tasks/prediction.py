@@ -1,11 +1,10 @@
-"""What every task's `predict` shares: options, the device, and the folder of result files."""
+"""What every task's `predict` shares: options, and the folder of result files."""
 
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from PIL import Image
 
 from ppma.atomic import write_atomically
@@ -26,24 +25,6 @@ class PredictOptions:
     out: str | None = None
     overwrite: bool = False
     device: str | None = None
-
-
-def select_device(name: str | None) -> torch.device:
-    """The device of this name; None for the GPU if there is one.
-
-    Examples:
-        >>> select_device("cpu")
-        device(type='cpu')
-    """
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"device: expected one that PyTorch can use, such as cpu, got {name!r} ({reason})") from None
-    return device
 
 
 class ResultFolder:

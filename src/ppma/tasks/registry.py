@@ -1,7 +1,9 @@
 """Tasks by name, and their configurations from recipes."""
 
+import dataclasses
 import pkgutil
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ppma.tasks.base import Task
 TASKS: dict[str, str | type[Task[Any]]] = {
     "classification": "ppma.tasks.classification.task:Classification",
     "detection": "ppma.tasks.detection.task:Detection",
+    "regions": "ppma.tasks.regions.task:RegionsTask",
     "segmentation": "ppma.tasks.segmentation.task:Segmentation",
 }
 
@@ -40,7 +43,8 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
     """Load and validate a recipe; its `task` selects the schema.
 
     A recipe or an assignment that selects a model of timm replaces `model_args`, `init` and the preprocessing of what
-    it builds on by the model's own; what it sets itself is kept.
+    it builds on by the model's own, with a warning about the latter; what it sets itself is kept. One that selects a
+    model of ours again restores them.
 
     Args:
         recipe: path of a YAML file, or name of a packaged recipe.
@@ -51,21 +55,83 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
         >>> load_config("digits_nano", ["steps=3", "data.image_size=48"]).data.image_size
         48
     """
-    values = recipes.resolve(recipe, assignments, _for_timm)
+    values = recipes.resolve(recipe, assignments, _for_model)
+    replaced = _take_replaced(values)
     task = task_class(values.setdefault("task", "classification"), f"{recipe}: task")
-    return configs.build(task.schema, values, source=str(recipe))
+    config = configs.build(task.schema, values, source=str(recipe))
+    if replaced is not None:
+        _tell_preprocessing(config, replaced.data)
+    return config
 
 
-def _for_timm(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a recipe builds on, for the model of timm that it selects, if it does."""
-    name = above.get("model")
-    if not is_timm(name):
+def resolve(recipe: str | Path, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """The values of a recipe from which `load_config` builds a configuration."""
+    values = recipes.resolve(recipe, assignments, _for_model)
+    _take_replaced(values)
+    return values
+
+
+_REPLACED = "_replaced"  # a key in the values of a recipe
+_OF_MODEL = ("model_args", "init")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replaced:
+    """What a model of timm replaced in the values of a recipe: some of `_OF_MODEL`, and preprocessing."""
+
+    values: dict[str, Any]
+    data: dict[str, Any]
+
+
+def _for_model(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a recipe builds on, for the model that it selects, if it does."""
+    if "model" not in above:
+        return below
+    below = _restore(below)
+    name, data = above["model"], below.get("data", {})
+    if not is_timm(name) or not isinstance(data, dict):
         return below
     task = task_class({**below, **above}.get("task", "classification"))
-    measured = {key: value for key, value in preprocessing_values(str(name)).items() if key in task.preprocessing_keys}
-    kept = {key: value for key, value in below.items() if key not in ("model_args", "init")}
-    data = below.get("data")
-    return {**kept, "data": {**(data if isinstance(data, dict) else {}), **measured}}
+    measured = _only(preprocessing_values(name), task.preprocessing_keys)
+    replaced = _Replaced(_only(below, _OF_MODEL), _only(data, task.preprocessing_keys))
+    return {**_without(below, _OF_MODEL), "data": {**data, **measured}, _REPLACED: replaced}
+
+
+def _restore(values: dict[str, Any]) -> dict[str, Any]:
+    """The values before they were changed for a model of timm."""
+    values = dict(values)
+    replaced, data = _take_replaced(values), values.get("data")
+    if replaced is None or not isinstance(data, dict):
+        return values
+    task = task_class(values.get("task", "classification"))
+    data = {**_without(data, task.preprocessing_keys), **replaced.data}
+    return {**_without(values, _OF_MODEL), **replaced.values, "data": data}
+
+
+def _take_replaced(values: dict[str, Any]) -> _Replaced | None:
+    return values.pop(_REPLACED) if isinstance(values.get(_REPLACED), _Replaced) else None
+
+
+def _only(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in keys}
+
+
+def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def _tell_preprocessing(config: Any, replaced: Mapping[str, Any]) -> None:
+    """Warn about the preprocessing that a model of timm changed; `replaced` are the recipe's values."""
+    before = {field.name: field.default for field in dataclasses.fields(config.data)} | dict(replaced)
+    changes = []
+    for key, value in _only(preprocessing_values(config.model), [*before]).items():
+        own, old, new = (
+            tuple(one) if isinstance(one, list) else one for one in (value, before[key], getattr(config.data, key))
+        )
+        if new == own != old:
+            changes.append(f"{key} {new} instead of {old}")
+    if changes:
+        warnings.warn(f"data: the preprocessing is that of timm's {config.model}: {', '.join(changes)}", stacklevel=3)
 
 
 def recipe_schema() -> dict[str, Any]:

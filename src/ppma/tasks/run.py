@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ppma.allocator import reuse_freed_memory
 from ppma.engine import distributed, folder
 from ppma.engine.config import RunConfig
 from ppma.engine.trainer import Trainer
@@ -19,6 +20,8 @@ def train(
     assignments: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Train and write the run's folder; under torchrun every process calls this.
+
+    From then on the process keeps memory that it frees (`ppma.allocator.reuse_freed_memory`).
 
     Args:
         config: a recipe (path of a YAML file, or name), or a configuration.
@@ -41,6 +44,7 @@ def train(
     """
     checked = config if isinstance(config, RunConfig) else load_config(config, assignments)
     run = Path(out)
+    reuse_freed_memory()
     with distributed.world() as world, folder.reserve(run, world):
         task = make_task(checked)
         return Trainer(task, run, world, resume=resume, overwrite=overwrite).train()

@@ -20,6 +20,7 @@ from ppma.measure.timing import interleave
 from ppma.progress import announce
 from ppma.tasks.registry import make_task, task_class
 from ppma.tasks.run import train
+from ppma.tasks.significance import welch_p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Result:
         images_per_second: throughput of the forward pass, timed interleaved with the other variants.
         metric: name of the task's metric.
         values: the metric for each seed, on the test split if there is one, else on the validation split.
+        others: the metric for each seed on the task's further splits, by their names.
     """
 
     name: str
@@ -43,17 +45,26 @@ class Result:
     images_per_second: float
     metric: str
     values: tuple[float, ...]
+    others: dict[str, tuple[float, ...]]
 
-    def latex_score(self) -> str:
-        """Mean and, of several values, standard deviation of the metric."""
-        mean = f"{statistics.mean(self.values):.2f}"
-        return f"${mean} \\pm {statistics.stdev(self.values):.2f}$" if len(self.values) > 1 else f"${mean}$"
+    def latex_scores(self) -> list[str]:
+        """Cells of a LaTeX table: mean and, of several values, standard deviation; of the metric and further splits."""
+        cells = []
+        for values in (self.values, *self.others.values()):
+            spread = rf" \pm {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"${statistics.mean(values):.2f}{spread}$")
+        return cells
 
-    def scores(self) -> str:
-        """Mean, standard deviation and each value of the metric."""
-        spread = statistics.stdev(self.values) if len(self.values) > 1 else float("nan")
-        each = ", ".join(f"{value:.2f}" for value in self.values)
-        return f"{statistics.mean(self.values):.2f} ± {spread:.2f} ({each})"
+    def scores(self, reference: "Result | None" = None) -> str:
+        """Cells of a table: mean, standard deviation and each value, for the metric and for each further split.
+
+        Args:
+            reference: the variant to compare with, by the p-value of Welch's t-test; None for no comparison.
+        """
+        against = (
+            [None] * (1 + len(self.others)) if reference is None else [reference.values, *reference.others.values()]
+        )
+        return " | ".join(map(_score, (self.values, *self.others.values()), against))
 
 
 class Study(ABC):
@@ -94,7 +105,7 @@ class Study(ABC):
         self.speeds = _images_per_second(
             {name: functools.partial(model, examples[name]) for name, model in models.items()}, batch
         )
-        self.values: dict[str, list[float]] = {name: [] for name in models}
+        self.values: dict[str, list[dict[str, float]]] = {name: [] for name in models}
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -119,11 +130,16 @@ class Study(ABC):
                 self.images[name],
                 self.speeds[name],
                 self.metric,
-                tuple(values),
+                **_split_values(runs),
             )
-            for name, values in self.values.items()
-            if values
+            for name, runs in self.values.items()
+            if runs
         ]
+
+    def headers(self) -> str:
+        """The headers above `Result.scores`."""
+        first = self.results()[0]
+        return f"{self.metric}, mean ± sd (each seed)" + "".join(f" | {split}" for split in first.others)
 
     @abstractmethod
     def table(self) -> str:
@@ -131,29 +147,21 @@ class Study(ABC):
 
     def latex(self) -> str:
         """The results as a table for LaTeX with the package booktabs: mean ± standard deviation over the seeds."""
-        heads = (self.kind, "parameters (M)", "GFLOPs", "images/s", self.metric)
+        results = self.results()
+        heads = [self.kind, "parameters (M)", "GFLOPs", "images/s", self.metric, *results[0].others]
         rows = [
-            (
+            [
                 result.name,
                 f"{result.parameters / 1e6:.2f}",
                 f"{result.macs / 1e9:.3f}",
                 f"{result.images_per_second:.0f}",
-                result.latex_score(),
-            )
-            for result in self.results()
-        ]
-        lines = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in (heads, *rows)]
-        return "\n".join(
-            [
-                r"\begin{tabular}{lrrrr}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
+                *result.latex_scores(),
             ]
-        )
+            for result in results
+        ]
+        head, *body = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in (heads, *rows)]
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
 
     def _write(self) -> None:
         results = [dataclasses.asdict(result) for result in self.results()]
@@ -180,13 +188,28 @@ def _check_same(config: RunConfig, run: Path) -> None:
             )
 
 
-def _result(config: RunConfig, run: Path, metric: str) -> float:
-    """The metric of one run, which is trained unless it is finished."""
+def _result(config: RunConfig, run: Path, metric: str) -> dict[str, float]:
+    """The metric of one run by split, "" for the main one; the run is trained unless it is finished."""
     if (run / SUMMARY).is_file() and (run / CONFIG).is_file():
         summary: dict[str, Any] = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     else:
         summary = train(config, run, resume="auto")
-    return summary[f"test_{metric}"] if f"test_{metric}" in summary else summary[f"val_{metric}"]
+    splits = {key.removesuffix(f"_{metric}"): value for key, value in summary.items() if key.endswith(f"_{metric}")}
+    validation = splits.pop("val", None)
+    return {"": splits.pop("test", validation), **splits}
+
+
+def _split_values(runs: list[dict[str, float]]) -> dict[str, Any]:
+    values = {split: tuple(run[split] for run in runs) for split in runs[0]}
+    return {"values": values.pop(""), "others": values}
+
+
+def _score(values: Sequence[float], reference: Sequence[float] | None) -> str:
+    spread = statistics.stdev(values) if len(values) > 1 else float("nan")
+    each = ", ".join(f"{value:.2f}" for value in values)
+    p = None if reference is None else welch_p(values, reference)
+    significance = "" if p is None or p != p else f", p {p:.2g}" if p >= 0.001 else ", p < 0.001"
+    return f"{statistics.mean(values):.2f} ± {spread:.2f} ({each}){significance}"
 
 
 def _image_size(example: Any) -> tuple[int, int]:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ppma.models import CheckpointError, open_checkpoint
-from ppma.models.published import PUBLISHED, local_file
+from ppma.models.published import PUBLISHED, PublishedWeights, local_file
 from ppma.models.timm_config import variant_name
 from ppma.ops import checks
+from ppma.progress import Progress
 from ppma.tasks.registry import task_class
 
 _SIDE = 96
@@ -53,7 +54,13 @@ def verify(name: str) -> Verification:
     """
     checks.one_of("NAME", name, PUBLISHED)
     entry = PUBLISHED[name]
-    checkpoint = open_checkpoint(local_file(name))
+    path = local_file(name)  # shows its own progress
+    with Progress(f"verifying {name}"):
+        return _verify(name, entry, path)
+
+
+def _verify(name: str, entry: PublishedWeights, path: Path) -> Verification:
+    checkpoint = open_checkpoint(path)
     found = checkpoint.task, variant_name(checkpoint.backbone_weights()[0])
     if found != (entry.task, entry.backbone):
         raise CheckpointError(

@@ -8,10 +8,10 @@ pytest.importorskip("triton")
 
 import ppma
 from ppma.bench import unmasked
-from ppma.bench.gpu import measure, prediction
+from ppma.bench.gpu import measure, prediction, work
 from ppma.bench.gpu.assembly import has_scores, matrix_products
 from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
-from ppma.bench.gpu.work import _bytes, scores, without_mask
+from ppma.bench.gpu.work import scores, without_mask
 from ppma.models.config import CONFIGS
 from ppma_cli import main
 
@@ -26,7 +26,7 @@ def test_models_blocks():
 
 
 def bytes_of(launches):
-    return sum(_bytes(launch.arguments) for launch in launches if launch is not None)
+    return sum(work.bytes_of(launch) for launch in launches if launch is not None)
 
 
 def test_work_bytes_full_attention():

@@ -2,14 +2,19 @@
 
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.nvidia.compiler import CUDABackend
+
 import ppma
 from ppma.bench.gpu import cases
+from ppma.bench.gpu.prediction import MODELS
 from ppma.bench.gpu.targets import compile_for
 from ppma.ops import backends
 from ppma.ops.backends import pytorch, triton
@@ -130,7 +135,7 @@ def test_unsupported_reason_old_triton(version, refused, monkeypatch):
 
 
 def test_operators_same_as_torch():
-    assert set(triton.__all__) == set(pytorch.__all__) - {"depthwise_conv", "fused_linear", "rotary_split"}
+    assert set(triton.__all__) == set(pytorch.__all__) - {"fused_linear"}
 
 
 @pytest.mark.parametrize(
@@ -146,10 +151,44 @@ def test_launches_of_a_block(record, launches, combine):
         assert len(recorded) == expected
 
 
+def variants(size, train=True):
+    """What PPMA-T's kernels are specialised for at an image size."""
+    found = set()
+    for stage in MODELS["PPMA-T"][1]:
+        grid = replace(stage, side=stage.side * size // 224)
+        for each in [*grid.launches(4, "hadamard", False), *(grid.launches(4, "hadamard", True) if train else [])]:
+            found.add((each.kernel.__name__, *map(str, specialisation(each))))
+    for record in (cases.record_rotary, cases.record_depthwise):
+        for side in (size // 4, size // 8, size // 16, size // 32):
+            for backward in (False, True):
+                with recording() as recorded:
+                    record(cases.attention_inputs(4, 4, side, side, 16, torch.bfloat16), "hadamard", backward)
+                found |= {(each.kernel.__name__, *map(str, specialisation(each))) for each in recorded}
+    return found
+
+
+def specialisation(launch):
+    """As Triton's own binder sees the arguments."""
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr:
+            yield parameter.name, value
+        else:
+            flags = not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment
+            yield parameter.name, native_specialize_impl(CUDABackend, value, parameter.is_const, *flags)
+
+
 def test_image_size_compiles_nothing():
-    """Kernels of one grid serve another with the same tiles and the same divisors of its strides."""
+    """Training at 224 x 224 and then at 256 x 256: no kernel is compiled again."""
+    first = variants(224)
+    assert 30 < len(first) < 50
+    assert variants(256) <= first
+
+
+def test_image_size_compiled_object():
+    """The compiler itself finds the kernel of another size."""
     compiled = []
-    for side in (13, 15):
+    for side in (14, 16):
         with recording() as recorded:
             cases.record_attention(cases.attention_inputs(2, 4, side, side, 32, torch.bfloat16), "hadamard", False)
         compiled.append([compile_for(launch, "sm_80") for launch in recorded])

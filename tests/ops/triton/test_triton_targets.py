@@ -8,7 +8,9 @@ import torch
 pytest.importorskip("triton")
 
 from ppma.bench.gpu import cases
+from ppma.bench.gpu.assembly import _sass
 from ppma.bench.gpu.targets import TARGETS, compile_for, resources
+from ppma.ops.backends.triton.launch import recording
 
 
 def spilled_at_most(d, dtype):
@@ -44,6 +46,8 @@ def assert_compiles_within_limits(operator, target, d, dtype):
         ("criss_cross_attention", "sm_80"),
         ("polyline_attention", "sm_90"),
         ("linear_attention", "sm_100"),
+        ("rotary_split", "gfx942"),
+        ("depthwise_conv", "sm_80"),
     ],
 )
 def test_compile_default(operator, target):
@@ -54,11 +58,20 @@ def test_compile_default(operator, target):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("d", [16, 32, 64])
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    "operator", ["polyline_scan", "criss_cross_attention", "polyline_attention", "linear_attention"]
-)
+@pytest.mark.parametrize("operator", sorted({case.operator for case in cases.CASES}))
 def test_every_target(operator, target, d, dtype):
     assert_compiles_within_limits(operator, target, d, dtype)
+
+
+@pytest.mark.parametrize(("allowed", "instruction"), [(True, "HMMA.1688.F32.TF32"), (False, "FFMA")])
+def test_tf32_as_pytorch_allows(allowed, instruction, monkeypatch):
+    """Products of float32 run on the matrix units only where PyTorch's do."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+    with recording() as launches:
+        cases.record_criss_cross(cases.attention_inputs(1, 1, 16, 16, 16, torch.float32), "hadamard", False)
+    names, _ = _sass(compile_for(launches[-1], "sm_80").asm["cubin"])
+    assert any(name.startswith("HMMA") for name in names) == allowed
+    assert any(name.startswith(instruction) for name in names)
 
 
 def test_compile_restores_driver():

@@ -10,8 +10,10 @@ from ppma.bench.gpu.targets import Resources, compile_for, resources
 from ppma.ops.backends.contract import Five
 from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.triton.depthwise import depthwise_conv
 from ppma.ops.backends.triton.launch import Launch, recording
 from ppma.ops.backends.triton.linear import BAND_ROWS, linear_attention, linear_attention_backward
+from ppma.ops.backends.triton.rotary import rotary_split
 from ppma.ops.backends.triton.scan import LONGEST_CHUNK, polyline_scan, polyline_scan_backward
 from ppma.ops.options import COMBINES, AttentionOptions, Combine
 
@@ -59,6 +61,33 @@ def record_linear(tensors: Five, combine: Combine, backward: bool) -> None:
         linear_attention(*tensors, "2d")
 
 
+def record_rotary(tensors: Five, combine: Combine, backward: bool) -> None:
+    """Rotary embeddings of a packed projection as wide as the heads."""
+    batch, heads, height, width, d = tensors[2].shape
+    packed = tensors[2].new_empty((batch, height * width, 3 * heads * d)).requires_grad_(backward)
+    angles = packed.new_empty((height * width, d // 2), dtype=torch.float32)
+    _forward_or_backward(lambda: rotary_split(packed, heads, angles, angles, overwrite=False), backward)
+
+
+def record_depthwise(tensors: Five, combine: Combine, backward: bool) -> None:
+    """The convolutions of a block: 3 x 3 of its input and of the feed-forward, 5 x 5 of the values."""
+    batch, heads, height, width, d = tensors[2].shape
+    x = tensors[2].new_empty((batch, height, width, heads * d)).requires_grad_(backward)
+    bias = x.new_empty(heads * d, dtype=torch.float32)
+    for size, residual, gelu in ((3, None, False), (3, None, True), (5, x, False)):
+        weight = bias.new_empty((heads * d, 1, size, size)).requires_grad_(backward)
+        _forward_or_backward(lambda: (depthwise_conv(x, weight, bias, residual, gelu),), backward)  # noqa: B023
+
+
+def _forward_or_backward(function: Callable[[], tuple[torch.Tensor, ...]], backward: bool) -> None:
+    if not backward:
+        function()
+        return
+    with recording():
+        results = function()
+    torch.autograd.backward(results, [torch.empty_like(result) for result in results])
+
+
 Recorder = Callable[[Five, Combine, bool], None]
 
 
@@ -99,6 +128,8 @@ CASES = (
     Case("polyline_attention", record_attention, 7, 7, COMBINES),
     Case("polyline_attention", record_attention, 56, 72, COMBINES),
     Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("hadamard",)),
+    Case("rotary_split", record_rotary, 14, 14, ("hadamard",)),
+    Case("depthwise_conv", record_depthwise, 14, 14, ("hadamard",)),
 )
 
 
@@ -117,6 +148,10 @@ def _name(launch: Launch) -> str:
     elif "COLS" in a and "ROWS" in a:
         words.append(f"{a['ROWS']}x{a['COLS']}")
         words += ["tables"] if a.get("TABLES") else []
+    if "K" in a:
+        words += [f"{a['K']}x{a['K']}", *(["GELU"] if a["GELU"] else [])]
+    if "BACK" in a:
+        words.append("backward" if a["BACK"] else "forward")
     if "CHUNK" in a:
         words.append(f"chunks of {a['CHUNK']}")
     if "MIXED" in a:
@@ -150,7 +185,7 @@ def rows(
         targets: names of `targets.TARGETS`.
         d: channels of a head.
         dtype: of the values.
-        operators: "polyline_scan", "criss_cross_attention", "polyline_attention", "linear_attention"; None for all.
+        operators: those of CASES to compile; None for all.
     """
     targets = list(targets)
     seen: set[tuple[str, str]] = set()

@@ -2,13 +2,16 @@
 
 A launch takes at least as long as its busiest part: memory, matrix units, instruction issue, special functions. That is
 a bound from below, for the kernels with a mask and for the same kernels compiled without one. The rest of a model is
-bounded in the same way, operation by operation, as it runs eagerly in bfloat16.
+bounded in the same way, operation by operation, as it runs eagerly in bfloat16, with the fused kernels for rotary
+embeddings and depthwise convolutions, of which the bytes count.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import timm
 import torch
@@ -19,8 +22,10 @@ from torch.utils.flop_counter import flop_registry
 
 import ppma.models  # noqa: F401  (registers the models)
 from ppma.bench.gpu import cases
-from ppma.bench.gpu.work import Work, without_mask, work_of
+from ppma.bench.gpu.work import Work, bytes_of, without_mask, work_of
 from ppma.bench.report import Report
+from ppma.ops import backends
+from ppma.ops.backends import triton as triton_backend
 from ppma.ops.backends.triton.launch import Launch, recording
 from ppma.ops.options import COMBINES, Combine
 
@@ -190,11 +195,22 @@ def _operations(model: str, mask: bool, train: bool, batch: int) -> tuple[Work, 
         options: dict[str, Any] = {} if mask else {"mask": "none"}
         backbone = timm.create_model(model, **options).bfloat16().train(train)
         images = torch.empty((batch, 3, 224, 224), dtype=torch.bfloat16)
-        with _Operations() as operations, torch.set_grad_enabled(train):
+        with _Operations() as operations, torch.set_grad_enabled(train), _composed_kernels() as launches:
             out = backbone(images)
             if train:
                 out.backward(torch.empty_like(out))
-    return tuple(operations.works)
+    return (*operations.works, *(Work(bytes=bytes_of(launch)) for launch in launches))
+
+
+@contextmanager
+def _composed_kernels() -> Iterator[list[Launch]]:
+    """Record the Triton kernels of rotary splits and convolutions, which "auto" runs on a GPU, on the meta device."""
+    with (
+        mock.patch.dict(backends._COMPOSED, meta="triton"),
+        mock.patch.object(triton_backend, "unsupported_reason", return_value=None),
+        recording() as launches,
+    ):
+        yield launches
 
 
 def model_seconds(name: str, gpu: Gpu, combine: Combine, mask: bool, train: bool, batch: int = BATCH) -> float:

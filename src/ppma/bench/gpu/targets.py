@@ -96,7 +96,8 @@ class Resources:
 
 
 @contextlib.contextmanager
-def _active(target: GPUTarget) -> Iterator[None]:
+def active(target: GPUTarget) -> Iterator[None]:
+    """Triton compiles for a GPU that need not be there."""
     before = driver._active
     driver.set_active(_Driver(target))
     try:
@@ -110,7 +111,7 @@ def compile_for(launch: Launch, target: str) -> Any:
     hip = TARGETS[target].backend == "hip"
     arguments = {name: value for name, value in launch.arguments.items() if name != "maxnreg"}
     arguments |= launch.config.options(hip)
-    with _active(TARGETS[target]):
+    with active(TARGETS[target]):
         return launch.kernel.warmup(grid=launch.grid, **arguments)
 
 

@@ -35,7 +35,10 @@ class Work:
 
 # Launches that there would not be without a mask, and arguments that only the mask needs.
 _KERNELS_OF_THE_MASK = {"line_potentials", "mask_tables", "log_decay_gradients"}
-_OF_THE_MASK = ("alpha", "beta", "potential", "moved", "alpha_own", "alpha_corner", "beta_own", "beta_corner", "first")
+_OF_THE_MASK = (
+    "alpha", "beta", "row_table", "column_table", "potential", "moved", "alpha_own", "alpha_corner", "beta_own",
+    "beta_corner", "first",
+)  # fmt: skip
 
 
 def without_mask(launch: Launch) -> Launch | None:
@@ -47,8 +50,8 @@ def without_mask(launch: Launch) -> Launch | None:
     arguments.update((name, False) for name in ("V2H", "H2V", "NEAR", "FAR", "TABLES") if name in arguments)
     if "MODE" in arguments:
         arguments["MODE"] = "hadamard"  # one softmax, and no product with a mask that is not there
-    if "CHECK" in arguments:
-        arguments["CHECK"] = arguments["CHECK"] or (arguments["W"] % arguments["COLS"] != 0)
+    if "CHECK" in arguments:  # no table tells which columns are padding
+        arguments["CHECK"] = True
     for name, planes in (("stats", 2), ("norms", 2)):  # of one softmax
         if isinstance(arguments.get(name), Field):
             arguments[name] = arguments[name]._replace(data=arguments[name].data[:planes])
@@ -84,20 +87,22 @@ def cost_of_a_score(launch: Launch, target: str) -> LoopCost | None:
 
 def work_of(launch: Launch, target: str) -> Work:
     """The work of a recorded launch on a target."""
-    moved = _bytes(launch.arguments)
+    moved = bytes_of(launch)
     if not has_scores(launch):
         return Work(bytes=moved)
     count, cost = scores(launch), cost_of_a_score(launch, target) or LoopCost(0, 0)
     return Work(moved, 2 * count * matrix_products(launch), count * cost.instructions, count * cost.special)
 
 
-def _bytes(arguments: dict[str, Any]) -> int:
-    """Every tensor once, whichever names it has; of a band of rows its part."""
-    tensors: dict[Any, Tensor] = {}
-    for value in arguments.values():
+def bytes_of(launch: Launch) -> int:
+    """Every tensor once, or twice if it is overwritten, whichever names it has; of a band of rows its part."""
+    arguments, tensors = launch.arguments, dict[Any, Tensor]()
+    for name, value in arguments.items():
         if isinstance(value, Field | Tensor):
             tensor = value.data if isinstance(value, Field) else value
-            tensors[(tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), type(value))] = tensor
+            place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
+            key = (*place, name.startswith("out_"), type(value))
+            tensors[key] = tensor
     band = arguments["rows"] / arguments["beta"].data.shape[3] if "start" in arguments else 1.0
     return sum(
         int(tensor.numel() * tensor.element_size() * (band if kind is Field else 1.0))

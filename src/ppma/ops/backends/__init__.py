@@ -15,13 +15,13 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ppma.ops.backends import pytorch
 from ppma.ops.backends.contract import Backend, BackendUnavailableError
 from ppma.ops.layout import autocast_dtype
 from ppma.ops.options import BACKEND_NAMES as NAMES
+from ppma.ops.watching import captured, has_tangent
 
 __all__ = [
     "NAMES",
@@ -38,12 +38,15 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _MODULES = {
-    "torch": "ppma.ops.backends.pytorch",
-    "native": "ppma.ops.backends.native",
-    "triton": "ppma.ops.backends.triton",
+    "torch": f"{__name__}.pytorch",
+    "native": f"{__name__}.native",
+    "triton": f"{__name__}.triton",
 }
 # "auto" takes the first that supports the tensors.
 _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
+
+# What has a composition too: the backend whose kernels "auto" takes.
+_COMPOSED = {"cpu": "native", "cuda": "triton"}
 
 _EXCLUDED = "it is excluded in this context"
 _excluded: ContextVar[frozenset[str]] = ContextVar("excluded", default=frozenset())
@@ -90,6 +93,12 @@ def _unsupported_reason(
     return backend.unsupported_reason(device, dtype)
 
 
+def _missing_kernels() -> str | None:
+    """Why the native backend runs nothing at all, or None."""
+    native = _load("native")
+    return native if isinstance(native, str) else native.unsupported_reason(torch.device("cpu"), torch.float32)
+
+
 def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, padded: bool = False) -> Backend:
     """The backend that runs `operator` on tensors of this device and dtype, with a key-padding mask if `padded`.
 
@@ -108,8 +117,11 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, 
         if reason is None:
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
             return cast(Backend, _load(candidate))
-        if device.type == "cuda" and reason != _EXCLUDED:  # a GPU without its kernels is slow, and looks like a success
+        # Without its kernels a device is slow, and looks like a success.
+        if device.type == "cuda" and reason != _EXCLUDED:
             _warn_once(f"{operator} runs without the {candidate} backend for {dtype} on {device}: {reason}")
+        elif candidate == "native" and reason == _missing_kernels():
+            _warn_once(f"ppma runs in plain PyTorch on the CPU, which is slower: {reason}; `ppma doctor` says more")
     raise BackendUnavailableError(f"no backend can run {operator} for {dtype} tensors on {device}")
 
 
@@ -136,45 +148,55 @@ def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None)
 
 
 def compose(name: str, operator: str, *arguments: Any) -> Any:
-    """Run an operation that has a native kernel and a composition of PyTorch operations: convolution, rotary split.
+    """Run an operation that has kernels and a composition of PyTorch operations: convolution, rotary split.
 
     The kernels run in eager mode. The composition runs in captured graphs, which must not depend on a library that may
-    be missing where they are loaded; under `torch.func`, forward mode and autocast; and where the chosen backend has no
-    such kernel ("reference", "triton", a convolution of another size).
+    be missing where they are loaded; under `torch.func` and forward mode; on the CPU under autocast; and where the
+    chosen backend has no such kernel ("reference", a convolution of another size).
 
     Args:
         name: the backend that the user chose.
         operator: its name in the contract.
-        arguments: of the operator; device and dtype of the first tensor select the backend.
+        arguments: of the operator; device and dtype of the first, a tensor, select the backend.
 
     Raises:
-        BackendUnavailableError: `name` is "native", which does not support such tensors.
+        BackendUnavailableError: `name` is "native" or "triton", which does not support such tensors.
     """
-    if kernels_serve(name, operator, *arguments):
+    backend = _kernels(name, operator, *arguments)
+    if backend is not None:
         try:
-            return getattr(_load("native"), operator)(*arguments)
-        except BackendUnavailableError:
+            return getattr(backend, operator)(*arguments)
+        except BackendUnavailableError as error:
             if name != "auto":
                 raise
+            if arguments[0].device.type == "cuda":
+                _warn_once(f"{operator} runs in plain PyTorch: {error}")
     return getattr(pytorch, operator)(*arguments)
 
 
 def kernels_serve(name: str, operator: str, *arguments: Any) -> bool:
-    """Whether `compose` runs a native kernel; arguments as in `compose`."""
+    """Whether `compose` runs a kernel; arguments as in `compose`."""
+    return _kernels(name, operator, *arguments) is not None
+
+
+def _kernels(name: str, operator: str, *arguments: Any) -> Backend | None:
+    """The backend whose kernel `compose` runs; None for the composition."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     x = tensors[0]
-    if name not in ("auto", "native") or captured() or autocast_dtype(x.device) is not None:
-        return False
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        return False
-    if name == "native":
-        return resolve("native", operator, x.device, x.dtype) is not None
-    return x.device.type == "cpu" and _unsupported_reason("native", operator, x.device, x.dtype) is None
-
-
-def captured() -> bool:
-    """Whether a graph is being captured or a transform of `torch.func` is active."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    chosen = _COMPOSED.get(x.device.type) if name == "auto" else name
+    if chosen not in ("native", "triton") or captured():
+        return None
+    if chosen == "native" and autocast_dtype(x.device) is not None:  # it computes in float32
+        return None
+    # Subclasses (fake tensors among them) have operations but no memory that a kernel could read.
+    if any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors):
+        return None
+    if has_tangent(tensors):
+        return None
+    if name == "auto" or not hasattr(_load(chosen), operator):
+        reason = _unsupported_reason(chosen, operator, x.device, x.dtype)
+        return None if reason is not None else cast(Backend, _load(chosen))
+    return resolve(chosen, operator, x.device, x.dtype)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from ppma.data.images import TransformedImages, open_images
 from ppma.engine.folder import CONFIG, LOCK
 from ppma.engine.logging import ProgressLine
 from ppma.explore.worked_example import worked_example
+from ppma.models import PolylineBackbone
 from ppma.models.loading import load_classifier
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.inside import look_figure
@@ -20,6 +21,7 @@ from ppma.tasks.report import confusion_figure
 from ppma.tasks.run import train
 
 RECIPE = "digits_nano"
+INSIDE = "inside.png"
 
 
 def run(out: Path, assignments: Iterable[str] = ()) -> str:
@@ -51,11 +53,13 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     confusion_figure(confusion, classes).savefig(out / "confusion.png", dpi=120)
 
     wrong = (predicted != labels).nonzero().flatten().tolist()
-    shown = (wrong[:2] + (predicted == labels).nonzero().flatten().tolist())[:4]
-    titles = [f"{classes[labels[i]]}, predicted {classes[predicted[i]]}" for i in shown]
-    look_figure(model, [images[i] for i in shown], titles).savefig(out / "inside.png", dpi=120)
+    ours = isinstance(model, PolylineBackbone)  # models of timm have no decays
+    if ours:
+        shown = (wrong[:2] + (predicted == labels).nonzero().flatten().tolist())[:4]
+        titles = [f"{classes[labels[i]]}, predicted {classes[predicted[i]]}" for i in shown]
+        look_figure(model, [images[i] for i in shown], titles).savefig(out / INSIDE, dpi=120)
 
-    report = _report(config, summary, wrong=len(wrong), out=out)
+    report = _report(config, summary, wrong=len(wrong), out=out, inside=ours)
     (out / "report.md").write_text(report, encoding="utf-8")
     return report
 
@@ -68,8 +72,11 @@ def _check_folder(out: Path) -> None:
         raise ValueError(f"out: expected a new folder or an earlier run, {out} holds something else")
 
 
-def _report(config: ClassificationConfig, summary: dict, *, wrong: int, out: Path) -> str:
+def _report(config: ClassificationConfig, summary: dict, *, wrong: int, out: Path, inside: bool) -> str:
     kept = json.dumps({key: summary[key] for key in ("test_top1", "val_top1", "seconds")})
+    figure = (
+        f"\n- {INSIDE}: for four test digits, the decays of the first block, and the mask and attention of one token"
+    )
     return f"""# Demonstration
 
 {config.model} ({summary["parameters"]:,} parameters) learned the handwritten digits in {summary["seconds"]:.0f} s:
@@ -82,8 +89,7 @@ images ({summary["val_top1"]:.2f} %).
 In {out}:
 
 - curves.png: loss and accuracy over the run (numbers in metrics.csv)
-- confusion.png: confusion matrix of the test images
-- inside.png: for four test digits, the decays of the first block, and the mask and attention of one token
+- confusion.png: confusion matrix of the test images{figure if inside else ""}
 - best.safetensors: the weights; config.yaml: the resolved configuration; summary.json: {kept}
 
 Try next:

@@ -16,6 +16,7 @@ from ppma.data.imagenet import readable
 from ppma.data.images import TransformedImages, open_images
 from ppma.data.readers import folder_images
 from ppma.data.source import ImageSource, check_classes
+from ppma.engine.distributed import select_device
 from ppma.models import Checkpoint
 from ppma.models.loading import load_classifier, load_model
 from ppma.outputs import csv_bytes
@@ -23,7 +24,7 @@ from ppma.recipes import is_recipe
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.classification.config import ClassificationConfig
 from ppma.tasks.classification.metrics import ClassificationMetrics
-from ppma.tasks.prediction import PredictOptions, ResultFolder, select_device
+from ppma.tasks.prediction import PredictOptions, ResultFolder
 from ppma.tasks.registry import load_config
 
 TABLE = "predictions.csv"

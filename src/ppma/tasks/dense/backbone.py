@@ -52,7 +52,7 @@ def pretrained_backbone(path: str | Path | Checkpoint, **changes: Any) -> Backbo
     """
     checkpoint = open_checkpoint(path)
     if checkpoint.timm_model is not None:
-        return _trained_features(checkpoint, checkpoint.timm_model, changes).train()
+        return timm_backbone(checkpoint, **changes).train()
     trained = load_checkpoint(checkpoint, **changes)
     model = dense_backbone_of(trained.config)
     state = {name: tensor for name, tensor in trained.state_dict().items() if not name.startswith("head.")}
@@ -61,8 +61,15 @@ def pretrained_backbone(path: str | Path | Checkpoint, **changes: Any) -> Backbo
     return model
 
 
-def _trained_features(checkpoint: Checkpoint, model: TimmModel, changes: dict[str, Any]) -> TimmFeatures:
-    """The backbone of timm in a file of `ppma train`, of a dense model or of a classifier."""
+def timm_backbone(checkpoint: Checkpoint, **changes: Any) -> TimmFeatures:
+    """The backbone of timm in a file of `ppma train`, of a dense model or of a classifier; the file must have one.
+
+    Args:
+        checkpoint: with a `timm_model`.
+        changes: arguments of timm's model.
+    """
+    model = checkpoint.timm_model
+    assert model is not None
     changed = TimmModel(model.name, {**model.args, **changes})
     if checkpoint.larger:
         return build(lambda: TimmFeatures(changed), checkpoint.prefixed_weights(), source=str(checkpoint.path))

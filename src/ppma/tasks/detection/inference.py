@@ -12,6 +12,7 @@ from ppma.config import require
 from ppma.data.coco import CocoInstances
 from ppma.data.decoding import Report, image_files, read_images
 from ppma.data.preprocessing import image_tensor
+from ppma.engine.distributed import select_device
 from ppma.models import Checkpoint
 from ppma.outputs import json_bytes
 from ppma.tasks.base import Evaluation, Prediction
@@ -20,7 +21,7 @@ from ppma.tasks.dense.overlay import OVERLAY, draw_instances
 from ppma.tasks.detection.coco_results import MASK_THRESHOLD, coco_results, look_up, number
 from ppma.tasks.detection.metrics import CocoMetrics
 from ppma.tasks.detection.weights import load_detector
-from ppma.tasks.prediction import PredictOptions, ResultFolder, select_device
+from ppma.tasks.prediction import PredictOptions, ResultFolder
 
 RESULTS, IMAGES = "predictions.json", "images.json"
 

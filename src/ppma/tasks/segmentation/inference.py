@@ -14,11 +14,12 @@ from ppma.data.drawing import colour_of
 from ppma.data.preprocessing import image_tensor
 from ppma.data.segmentation import SegmentationImages
 from ppma.data.source import check_classes
+from ppma.engine.distributed import select_device
 from ppma.models import Checkpoint
 from ppma.tasks.base import Evaluation, Prediction
 from ppma.tasks.dense.inference import data_configuration
 from ppma.tasks.dense.overlay import OVERLAY, draw_classes, label_image
-from ppma.tasks.prediction import PredictOptions, ResultFolder, select_device
+from ppma.tasks.prediction import PredictOptions, ResultFolder
 from ppma.tasks.segmentation.metrics import PixelMetrics
 from ppma.tasks.segmentation.model import MainScores
 from ppma.tasks.segmentation.scoring import probabilities

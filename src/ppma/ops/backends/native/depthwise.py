@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native.library import Kernel, contiguous_address, require_tokens, threads, view
+from ppma.ops.watching import observed
 
 _SIZES = POINTER(c_int64)
 _depthwise = Kernel("ppma_depthwise_conv", *(c_void_p,) * 5, _SIZES, c_int64, c_int, c_int)
@@ -34,8 +35,7 @@ def _taps(weight: Tensor, x: Tensor) -> int:
     return contiguous_address(weight, (x.shape[-1], 1, size, size))
 
 
-@torch.library.custom_op("ppma::depthwise_conv", mutates_args=())
-def _operator(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
     """x, residual (B, H, W, C), weight (C, 1, k, k), bias (C,) -> (B, H, W, C)."""
     x, weight = _channels_last(x), weight.contiguous()
     bias = bias if bias is None else bias.contiguous()
@@ -55,8 +55,7 @@ def _operator(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor |
     return out
 
 
-@torch.library.custom_op("ppma::depthwise_conv_backward", mutates_args=())
-def _backward_operator(
+def _convolve_backward(
     grad: Tensor, x: Tensor, weight: Tensor, own_residual: bool, gelu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
@@ -80,6 +79,11 @@ def _backward_operator(
     return grad_x, grad_weight, grad_bias
 
 
+# For what follows PyTorch's dispatcher (`backends.observed`).
+_operator = torch.library.custom_op("ppma::depthwise_conv", _convolve, mutates_args=())
+_backward_operator = torch.library.custom_op("ppma::depthwise_conv_backward", _convolve_backward, mutates_args=())
+
+
 @_operator.register_fake
 def _(x, weight, bias, residual, gelu):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape)
@@ -98,11 +102,23 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _gradient(ctx: Any, grad: Tensor) -> Any:
     x, weight = ctx.saved_tensors
-    grad_x, grad_weight, grad_bias = _backward_operator(grad, x, weight, not ctx.has_residual, ctx.gelu)
+    run = _backward_operator if torch.is_grad_enabled() or observed(grad, x, weight) else _convolve_backward
+    grad_x, grad_weight, grad_bias = run(grad, x, weight, not ctx.has_residual, ctx.gelu)
     return grad_x, grad_weight, grad_bias if ctx.has_bias else None, grad if ctx.has_residual else None, None
 
 
 _operator.register_autograd(_gradient, setup_context=_setup)
+
+
+class _Convolution(torch.autograd.Function):
+    """The same operator, without a call through the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _setup(ctx, inputs, None)
+        return _convolve(*inputs)
+
+    backward = staticmethod(_gradient)
 
 
 def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
@@ -111,4 +127,7 @@ def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
         raise BackendUnavailableError(
             f"native kernels: expected a depthwise kernel of size 3 or 5, got {weight.shape[-1]}"
         )
-    return _operator(x, weight, bias, residual, gelu)
+    if observed(x, weight, bias, residual):
+        return _operator(x, weight, bias, residual, gelu)
+    run = _Convolution.apply if torch.is_grad_enabled() else _convolve
+    return run(x, weight, bias, residual, gelu)

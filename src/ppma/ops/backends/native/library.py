@@ -45,10 +45,12 @@ def threads() -> int:
 @functools.cache
 def _available(folder: str) -> tuple[str, ...]:
     supported = _CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), INSTRUCTION_SETS[-1:])
-    return tuple(isa for isa in supported if _path(folder, isa).exists())
+    return tuple(isa for isa in supported if path(isa, folder).exists())
 
 
-def _path(folder: str, isa: str) -> Path:
+def path(isa: str, folder: str | None = None) -> Path:
+    """The file of the library for an instruction set, whether it was built or not."""
+    folder = os.environ.get("PPMA_NATIVE_DIR", "") if folder is None else folder
     return Path(folder or Path(__file__).parent) / f"libppma_{isa}.so"
 
 
@@ -73,7 +75,7 @@ def _load(folder: str, isa: str | None) -> ctypes.CDLL:
     if isa not in found:
         raise BackendUnavailableError(f"PPMA_NATIVE_ISA: expected one of {', '.join(found)} here, got {isa!r}")
     try:
-        library = ctypes.CDLL(str(_path(folder, isa)))
+        library = ctypes.CDLL(str(path(isa, folder)))
     except OSError as error:
         raise BackendUnavailableError(f"the native library does not load ({error})") from error
     if not hasattr(library, "ppma_abi") or library.ppma_abi() != ABI:

@@ -1,5 +1,6 @@
 """Rotary embeddings of q and k in a packed projection: csrc/rotary.cpp."""
 
+import functools
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from typing import Any
 
@@ -49,13 +50,13 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, overwrite: bool) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = packed.chunk(3, -1)
         ctx.save_for_backward(cos, sin)
-        rotated = []
-        for part in (q, k):
-            rotated.append(part if overwrite else torch.empty(part.shape, dtype=packed.dtype, device=packed.device))
-            _rotate(part, cos, sin, rotated[-1], back=False)
-        return rotated[0], rotated[1], v
+        dim = packed.shape[-1] // 3
+        qk, v = packed.split((2 * dim, dim), -1)
+        rotated = qk if overwrite else torch.empty(qk.shape, dtype=packed.dtype, device=packed.device)
+        _rotate(qk, cos, sin, rotated, back=False)
+        q, k = rotated.split(dim, -1)
+        return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -75,6 +76,14 @@ def rotary_split(
     """See `ppma.ops.rotary.rotary_split`."""
     if packed.stride(-1) != 1:
         packed, overwrite = packed.contiguous(), True
-    both = [table.repeat_interleave(2, -1) for table in (cos, sin)]
-    q, k, v = (part.unflatten(-1, (heads, -1)) for part in _Split.apply(packed, *both, overwrite))
+    both = [_for_channels(table, 0 if table.is_inference() else table._version) for table in (cos, sin)]
+    shape = (*packed.shape[:-1], heads, packed.shape[-1] // (3 * heads))
+    q, k, v = (part.view(shape) for part in _Split.apply(packed, *both, overwrite))
     return q, k, v
+
+
+@functools.lru_cache(maxsize=64)
+def _for_channels(table: Tensor, version: int) -> Tensor:
+    """A table with each column twice; layers share theirs, and tensors are compared by identity here."""
+    with torch.inference_mode(False), torch.no_grad():
+        return table.repeat_interleave(2, -1)

@@ -3,16 +3,15 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
-from ppma.ops.backends.triton.attention_kernels import attention_backward as backward_kernel
+from ppma.ops.backends.triton.attention_backward_kernels import attention_backward
 from ppma.ops.backends.triton.attention_kernels import attention_forward
 from ppma.ops.backends.triton.configs import Tile, attention_configs, attention_tile
-from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
+from ppma.ops.backends.triton.launch import cdiv, check_channels, launch, padded, precision
 from ppma.ops.backends.triton.potentials import Slots, gradients, potentials, tables
-from ppma.ops.backends.triton.tiles import Field, field, padding_plane
+from ppma.ops.backends.triton.tiles import field, padding_plane, plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions, Paths
 
@@ -58,16 +57,15 @@ def _launch(
     batch, heads, height, width, d = like.shape
     tile = _tile(like, dv, band)
     configs = attention_configs(kind, like.dtype, tile, padded(max(d, dv)))
-    # Where tiles reach beyond the grid: tables have no decay for columns there, so a log mask tells.
-    ragged_columns = width % tile.cols != 0 and not (mask.tables and (mode == "logit" or kind == "keys"))
-    ragged_rows = kind != "keys" and any(height % config.constants["OTHER_ROWS"] for config in configs)
     launch(
         kernel,
-        (batch * heads * triton.cdiv(height, tile.rows) * triton.cdiv(width, tile.cols),),
+        (batch * heads * cdiv(height, tile.rows) * cdiv(width, tile.cols),),
         configs,
-        alpha=Field(mask.alpha, None) if mask.tables else field(mask.alpha),
-        beta=Field(mask.beta, None) if mask.tables else field(mask.beta),
-        octets=triton.cdiv(width, tile.cols) * tile.cols // 8,
+        alpha=None if mask.tables else plane(mask.alpha),
+        beta=None if mask.tables else plane(mask.beta),
+        row_table=mask.alpha if mask.tables else None,
+        column_table=mask.beta if mask.tables else None,
+        octets=cdiv(width, tile.cols) * tile.cols // 8,
         heads=heads,
         H=height,
         W=width,
@@ -75,7 +73,8 @@ def _launch(
         MODE=mode,
         TABLES=mask.tables,
         valid=None if valid is None else padding_plane(valid, heads),
-        CHECK=ragged_columns or ragged_rows or valid is not None,
+        # Tiles reach beyond most grids. Padded queries have no weight; tables of a log mask have no decay for padding.
+        CHECK=not mask.tables or valid is not None or (kind != "keys" and mode != "logit"),
         ROWS=tile.rows,
         COLS=tile.cols,
         OTHER_COLS=tile.cols,
@@ -83,7 +82,7 @@ def _launch(
         DV=dv,
         BLOCK_D=padded(d),
         BLOCK_DV=padded(dv),
-        UPCAST=upcast(like),
+        PRECISION=precision(like),
         **arguments,
     )
 
@@ -133,7 +132,7 @@ def masked_forward(
         v=field(v),
         out=field(out),
         first=None if first is None else field(first),
-        stats=None if stats is None else field(stats),
+        stats=None if stats is None else plane(stats),
         scale=scale,
         V2H=paths in ("v2h", "2d"),
         H2V=paths in ("h2v", "2d"),
@@ -147,7 +146,7 @@ def potential_slots(q: Tensor, v: Tensor, paths: Paths, band: int | None) -> int
     the paths along the rows (along the columns only those for the corners), and far from the other side, which takes
     one along the columns: the same number for both axes.
     """
-    return (2 if paths == "2d" else 1) * (1 + triton.cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols))
+    return (2 if paths == "2d" else 1) * (1 + cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols))
 
 
 def masked_backward(
@@ -173,13 +172,13 @@ def masked_backward(
     Arguments are those of `masked_forward`. `grad` is the gradient of the output, (B, heads, H, W, dv); `grads` receive
     the gradients of q, k and v, the slots those of the potentials along the rows and the columns.
     """
-    across = triton.cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols)
+    across = cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols)
     v2h, h2v = paths in ("v2h", "2d"), paths in ("h2v", "2d")
-    norms = None if stats is None else field(torch.empty_like(stats))
+    norms = None if stats is None else plane(torch.empty_like(stats))
     for key_side in (False, True):
         near, far = (h2v, v2h) if key_side else (v2h, h2v)
         _launch(
-            backward_kernel,
+            attention_backward,
             "keys" if key_side else "queries",
             q,
             v.shape[-1],
@@ -193,7 +192,7 @@ def masked_backward(
             other_b=field(grad if key_side else v),
             out=None if out is None or key_side else field(out),
             first=None if first is None or key_side else field(first),
-            stats=None if stats is None else field(stats),
+            stats=None if stats is None else plane(stats),
             norms=norms,
             grad_a=field(grads[1] if key_side else grads[0]),
             grad_b=field(grads[2]) if key_side else None,

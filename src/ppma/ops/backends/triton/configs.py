@@ -1,25 +1,28 @@
 """Tile shapes and launch configurations: a small table, found by compiling for every target (no spilled registers).
 
-The first configuration is the default; the others are what `PPMA_TRITON_AUTOTUNE=1` measures it against.
+The first configuration is the default; the others are what `PPMA_TRITON_AUTOTUNE=1` measures it against. The functions
+are cached, because a model asks for the same tiles at every launch.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
-import triton
 
-from ppma.ops.backends.triton.launch import Config
+from ppma.ops.backends.triton.launch import Config, cdiv, next_power_of_2
 
 # Tokens of a line that a program keeps fixed: four warps of sixteen rows of a matrix instruction.
 BLOCK_M = 64
 
 
+@cache
 def line_tokens(n: int, dtype: torch.dtype, channels: int) -> int:
     """Tokens of a line that a program keeps fixed: fewer where they would not fit the registers."""
     most = BLOCK_M // 2 if dtype == torch.float32 and channels > 16 else BLOCK_M
-    return min(most, max(16, triton.next_power_of_2(n)))
+    return min(most, max(16, next_power_of_2(n)))
 
 
+@cache
 def line_configs(kind: str, dtype: torch.dtype, n: int, channels: int) -> list[Config]:
     """How to launch an attention kernel on lines.
 
@@ -54,6 +57,7 @@ class Tile(NamedTuple):
     cols: int
 
 
+@cache
 def attention_tile(height: int, width: int, band: int | None, dtype: torch.dtype, channels: int) -> Tile:
     """The tile of tokens that a program keeps fixed: the one with the least padding, and then the widest.
 
@@ -73,9 +77,10 @@ def attention_tile(height: int, width: int, band: int | None, dtype: torch.dtype
 
 
 def _padded_area(height: int, width: int, rows: int, cols: int) -> int:
-    return triton.cdiv(height, rows) * rows * triton.cdiv(width, cols) * cols
+    return cdiv(height, rows) * rows * cdiv(width, cols) * cols
 
 
+@cache
 def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) -> list[Config]:
     """How to launch an attention kernel on a grid: warps, and rows of a tile of other tokens.
 
@@ -96,6 +101,7 @@ def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) 
     return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}, waves) for size in (most, 48 - most)]
 
 
+@cache
 def state_configs(reads: bool, dtype: torch.dtype, channels: int) -> list[Config]:
     """Only one: reading states adds to its output, so it cannot be repeated to be measured."""
     if channels <= 16 or (channels <= 32 and dtype != torch.float32):

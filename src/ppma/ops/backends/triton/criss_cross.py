@@ -7,14 +7,13 @@ paths the row map is computed once and applied to v and to `Av v` together: thre
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ppma.ops.backends.triton.configs import line_configs, line_tokens
-from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
+from ppma.ops.backends.triton.launch import cdiv, check_channels, launch, padded, precision
 from ppma.ops.backends.triton.line_kernels import line_backward, line_forward
 from ppma.ops.backends.triton.potentials import gradients, potentials
-from ppma.ops.backends.triton.tiles import Field, field, padding_plane
+from ppma.ops.backends.triton.tiles import Field, field, padding_plane, plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
@@ -64,7 +63,7 @@ class _Lines:
 
     def _plane(self, tensor: Tensor) -> Field:
         """(planes, B, heads, H, W) as (planes, B, heads, lines, positions)."""
-        return field(tensor if self.axis == ROWS else tensor.transpose(3, 4))
+        return plane(tensor if self.axis == ROWS else tensor.transpose(3, 4))
 
     def _valid(self, heads: int) -> Field:
         """(B, H, W) as (1, B, heads, lines, positions)."""
@@ -79,7 +78,7 @@ class _Lines:
         tokens = line_tokens(n, self.q.dtype, channels)
         launch(
             kernel,
-            (batch * heads * lines * triton.cdiv(n, tokens),),
+            (batch * heads * lines * cdiv(n, tokens),),
             line_configs(kind, self.q.dtype, n, channels),
             potential=self._plane(self.potential),
             valid=None if self.valid is None else self._valid(heads),
@@ -94,7 +93,7 @@ class _Lines:
             DV=dv,
             BLOCK_D=padded(d),
             BLOCK_DV=padded(dv),
-            UPCAST=upcast(self.q),
+            PRECISION=precision(self.q),
             **arguments,
         )
 

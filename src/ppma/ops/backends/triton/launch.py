@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,18 @@ from ppma.ops.backends.triton.tiles import Field
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 WIDEST_HEAD = 128
+
+
+# Not Triton's, which unwrap compile-time constants first and take a microsecond.
+def cdiv(a: int, b: int) -> int:
+    """The quotient, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
 
 # What a driver says when it cannot load a kernel. Other driver errors (an illegal address, say) are bugs and pass.
 _LOAD_FAILURES = ("kernel image is invalid", "no kernel image", "PTX JIT compilation failed", "invalid device function")
@@ -50,6 +63,11 @@ class Config:
             # at a time; with too high a one the registers of all threads would not fit the 65,536 that there are.
             options["maxnreg"] = min(255, 65_536 // (32 * self.warps))
         return {**self.constants, **options}
+
+    @cached_property
+    def here(self) -> dict[str, Any]:
+        """The options on this machine."""
+        return self.options()
 
 
 @dataclass(frozen=True)
@@ -101,27 +119,47 @@ def launch(kernel: Any, grid: tuple[int, ...], configs: Sequence[Config], **argu
         return
     recorder = _recorder.get()
     if recorder is not None:
-        recorder.append(Launch(kernel, grid, {**arguments, **configs[0].options()}, configs[0]))
+        recorder.append(Launch(kernel, grid, {**arguments, **configs[0].here}, configs[0]))
         return
-    tensors = [v.data if isinstance(v, Field) else v for v in arguments.values() if isinstance(v, Field | Tensor)]
-    device = tensors[0].device
-    guard = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    device = _device(arguments)
+    # A context takes longer than asking whether it is needed.
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
 
     def run(config: Config) -> None:
-        kernel[grid](**arguments, **config.options())
+        kernel[grid](**arguments, **config.here)
 
-    constants = ((name, value) for name, value in arguments.items() if name.isupper())
-    key = (kernel.__name__, device, *constants, *(tensor.dtype for tensor in tensors))
-    if key in _failed:
-        raise BackendUnavailableError(_failed[key])
-    with guard:
+    if _failed and (reason := _failed.get(_variant(kernel, device, arguments))):
+        raise BackendUnavailableError(reason)
+    with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
         try:
-            run(_fastest(key + grid, configs, run) if _autotuning() and len(configs) > 1 else configs[0])
+            if len(configs) > 1 and _autotuning():
+                run(_fastest((*_variant(kernel, device, arguments), *grid), configs, run))
+            else:
+                run(configs[0])
         except Exception as error:
             if INTERPRETED or not _is_compile_failure(error):
                 raise
-            _failed[key] = f"the Triton kernel {kernel.__name__} does not compile for {device}: {error}"
-            raise BackendUnavailableError(_failed[key]) from error
+            reason = f"the Triton kernel {kernel.__name__} does not compile for {device}: {error}"
+            _failed[_variant(kernel, device, arguments)] = reason
+            raise BackendUnavailableError(reason) from error
+
+
+def _tensors(arguments: dict[str, Any]) -> Iterator[Tensor]:
+    for value in arguments.values():
+        if isinstance(value, Field):
+            yield value.data
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _device(arguments: dict[str, Any]) -> torch.device:
+    return next(_tensors(arguments)).device
+
+
+def _variant(kernel: Any, device: torch.device, arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """What a kernel is compiled for, up to specialisation."""
+    constants = ((name, value) for name, value in arguments.items() if name.isupper())
+    return kernel.__name__, device, *constants, *(tensor.dtype for tensor in _tensors(arguments))
 
 
 def _is_compile_failure(error: Exception) -> bool:
@@ -149,14 +187,25 @@ def _fastest(key: tuple[Any, ...], configs: Sequence[Config], run: Callable[[Con
     return _tuned[key]
 
 
-def upcast(tensor: Tensor) -> bool:
-    """Whether products of such tensors must be computed in float32: the interpreter's bfloat16 product is wrong."""
-    return INTERPRETED and tensor.dtype == torch.bfloat16
+def precision(tensor: Tensor) -> str:
+    """How products of such tensors are computed, as `tiles.product` takes it.
+
+    Products of float32 run on the matrix units only where PyTorch's own may: `torch.backends.cuda.matmul.allow_tf32`,
+    or "tf32" in `fp32_precision`. There are no sums of three such products ("tf32x3"): which of the operands is fixed
+    would change their rounding, and the backward pass would not find the logits of the forward pass again.
+    """
+    if INTERPRETED and tensor.dtype == torch.bfloat16:
+        return "upcast"
+    if tensor.dtype != torch.float32 or torch.version.hip is not None:
+        return "ieee"
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return "tf32" if allowed else "ieee"
 
 
 def padded(channels: int) -> int:
     """Channels of a tile: a power of two, at least what a matrix unit takes."""
-    return max(16, triton.next_power_of_2(channels))
+    return max(16, next_power_of_2(channels))
 
 
 def check_channels(*tensors: Tensor) -> None:

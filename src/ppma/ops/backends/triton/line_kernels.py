@@ -43,7 +43,7 @@ def line_tile(heads, lines, n, BLOCK_M: tl.constexpr):
 def line_forward(
     q, k, v, second_v, potential, valid, add, out, second_out, stats, heads, lines, n, scale, share,
     MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
@@ -65,7 +65,7 @@ def line_forward(
             other_inside = load_plane(valid, 0, batch, head, line, other, other_inside) != 0
         key = load_tokens(k, batch, head, line, other, other_inside, D, BLOCK_D)
         value = load_tokens(v, batch, head, line, other, other_inside, DV, BLOCK_DV)
-        scores = scores_of(queries, key, scale, UPCAST)
+        scores = scores_of(queries, key, scale, PRECISION)
         scores = tl.where(other_inside[None, :], scores, float("-inf"))
         if potential is not None:
             high, low = load_potential(potential, batch, head, line, other, other_inside)
@@ -76,10 +76,10 @@ def line_forward(
         if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
         weights = weights.to(value.dtype)
-        acc = product(weights, value, acc * correction[:, None], UPCAST)
+        acc = product(weights, value, acc * correction[:, None], PRECISION)
         if second_v is not None:
             value = load_tokens(second_v, batch, head, line, other, other_inside, DV, BLOCK_DV)
-            second_acc = product(weights, value, second_acc * correction[:, None], UPCAST)
+            second_acc = product(weights, value, second_acc * correction[:, None], PRECISION)
 
     peak, total = end_softmax(peak, total, valid is not None)
     acc /= total[:, None]
@@ -97,7 +97,7 @@ def line_backward(
     fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, valid, stats, delta,
     add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale,
     MODE: tl.constexpr, KEY_SIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients that belong to a tile of queries (a = q, b = output gradient) or of keys (a = k, b = value).
 
@@ -145,7 +145,7 @@ def line_backward(
             peak, norm = peak[None, :], norm[None, :]
             if grad_a is not None:
                 row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
-        scores = scores_of(a, oa, scale, UPCAST)
+        scores = scores_of(a, oa, scale, PRECISION)
         if potential is not None:
             high, low = load_potential(potential, batch, head, line, other, other_inside)
             log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
@@ -156,21 +156,21 @@ def line_backward(
         if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
         if KEY_SIDE:
-            acc_b = product(weights.to(ob.dtype), ob, acc_b, UPCAST)
+            acc_b = product(weights.to(ob.dtype), ob, acc_b, PRECISION)
         if grad_a is not None:
-            grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), UPCAST)
+            grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             if second_other_b is not None:
                 ob = load_tokens(second_other_b, batch, head, line, other, other_inside, DV, BLOCK_DV)
-                grads = product(second_b, ob.T, grads, UPCAST)
+                grads = product(second_b, ob.T, grads, PRECISION)
                 if second_grad_b is not None:
-                    second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, UPCAST)
+                    second_acc_b = product(weights.to(ob.dtype), ob, second_acc_b, PRECISION)
             weighted = weights * grads
             grad_scores = unless_certain(softmax, weighted - softmax * row_delta)
             # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
             grad_log_mask = weighted if MODE == "hadamard" else grad_scores
             if potential is not None:
                 own_moved += tl.sum(grad_log_mask * sign_of(position[:, None], other[None, :]), 1)
-            acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, UPCAST)
+            acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, PRECISION)
 
     if grad_a is not None:
         acc_a *= scale

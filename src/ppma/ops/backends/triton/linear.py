@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ppma.ops.backends.triton.attention import Mask, make_mask, masked_backward, masked_forward, potential_slots
 from ppma.ops.backends.triton.configs import state_configs
-from ppma.ops.backends.triton.launch import check_channels, launch, padded, upcast
+from ppma.ops.backends.triton.launch import cdiv, check_channels, launch, next_power_of_2, padded, precision
 from ppma.ops.backends.triton.potentials import Slots, gradients
 from ppma.ops.backends.triton.state_kernels import pass_states, read_far, read_near
-from ppma.ops.backends.triton.tiles import Field, field
+from ppma.ops.backends.triton.tiles import Field, field, plane
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import Paths
 
@@ -76,7 +75,7 @@ class _OtherBands:
         self.f, self.a, self.b = f, a, b
         self.alpha, self.beta, _ = mask
         self.widths = (padded(f.shape[-1]), padded(b.shape[-1]))
-        self.rows_tile = max(16, triton.next_power_of_2(BAND_ROWS))
+        self.rows_tile = max(16, next_power_of_2(BAND_ROWS))
 
     def add_to(
         self, out: Tensor, near: bool, far: bool, second: Tensor | None = None, moved: _Moved | None = None
@@ -109,7 +108,7 @@ class _OtherBands:
             kernel,
             (batch * heads * programs,),
             state_configs(kernel is not pass_states, self.f.dtype, max(self.widths)),
-            beta=field(self.beta),
+            beta=plane(self.beta),
             heads=heads,
             W=width,
             start=band.start,
@@ -118,7 +117,7 @@ class _OtherBands:
             DV=self.b.shape[-1],
             BLOCK_D=self.widths[0],
             BLOCK_DV=self.widths[1],
-            UPCAST=upcast(self.f),
+            PRECISION=precision(self.f),
             **arguments,
         )
 
@@ -130,7 +129,7 @@ class _OtherBands:
             band,
             a=field(self.a),
             b=field(self.b),
-            alpha=field(self.alpha),
+            alpha=plane(self.alpha),
             before=None if first else before,
             after=after,
             reference=band.reference,
@@ -157,9 +156,9 @@ class _OtherBands:
         else:
             self._launch(
                 read_near,
-                band.rows * triton.cdiv(width, READ_COLS),
+                band.rows * cdiv(width, READ_COLS),
                 band,
-                alpha=field(self.alpha),
+                alpha=plane(self.alpha),
                 alpha_own=moved.alpha_own,
                 alpha_corner=moved.alpha_corner,
                 beta_corner=moved.beta_corner,
@@ -197,7 +196,7 @@ def linear_attention_backward(
     mask = make_mask(q, v, log_alpha, log_beta, "linear")
     v2h, h2v = paths != "h2v", paths != "v2h"
     within = potential_slots(q, v, paths, band)
-    across = triton.cdiv(width, READ_COLS)
+    across = cdiv(width, READ_COLS)
     between = (int(v2h) + int(h2v)) * (1 + across) if banded else 0
     alpha_slots, beta_slots = Slots(within + between, log_alpha), Slots(within + between, log_beta)
     dtype = torch.float32 if banded else None

@@ -16,23 +16,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ppma.ops.backends.triton.launch import Config, launch
+from ppma.ops.backends.triton.launch import Config, cdiv, launch, next_power_of_2
 from ppma.ops.backends.triton.tiles import (
     CUT,
     LOG2_E,
     Field,
     decay_between,
-    field,
     head_of,
     kernel,
     load_plane,
     pack_potential,
+    plane,
     store_plane,
 )
 
 # The part of a line that is summed at once, and the lines of a program.
 LONGEST_CHUNK = 64
 LINES = 16
+CONFIGS = [Config(warps=4)]
 # The longest line of a table, and the entries that a program makes at once.
 LONGEST_TABLE = 64
 TABLE_ENTRIES = 4096
@@ -108,44 +109,45 @@ def line_decays(log_decay, batch, head, line, lines, n, LOG: tl.constexpr, BLOCK
 
 
 @triton.jit
-def store_matrices(table, batch, head, i, j, l, mask, decays):
-    s = table.strides
-    tl.store(table.data + (batch * s[0] + head * s[1]) + (i * s[2] + j * s[3] + l), decays, mask=mask)
-
-
-@triton.jit
-def row_matrices(log_alpha, rows, batch, head, i, H, W, PADDED_W: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr):
+def row_matrices(log_alpha, table, batch, head, i, H, W, wide, LOG: tl.constexpr, BLOCK: tl.constexpr):
     decays = line_decays(log_alpha, batch, head, i, H, W, LOG, BLOCK)
     i, j, l = i[:, None, None], tl.arange(0, BLOCK)[None, :, None], tl.arange(0, BLOCK)[None, None, :]
     decays = tl.where((j < W) & (l < W), decays, -1e30 if LOG else 0.0)
-    store_matrices(rows, batch, head, i, j, l, ((i < H) & (j < PADDED_W)) & (l < PADDED_W), decays)
+    tl.store(table + ((i * wide + j) * wide + l), decays, mask=((i < H) & (j < wide)) & (l < wide))
 
 
 @triton.jit
-def column_matrices(
-    log_beta, columns, batch, head, l, H, W, PADDED_W: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr
-):
+def column_matrices(log_beta, table, batch, head, l, H, W, wide, LOG: tl.constexpr, BLOCK: tl.constexpr):
     decays = line_decays(log_beta, batch, head, l, W, H, LOG, BLOCK)
     l, i, k = l[:, None, None], tl.arange(0, BLOCK)[None, :, None], tl.arange(0, BLOCK)[None, None, :]
-    store_matrices(columns, batch, head, i, k, l, ((i < H) & (k < H)) & (l < PADDED_W), decays)
+    tl.store(table + ((i * H + k) * wide + l), decays, mask=((i < H) & (k < H)) & (l < wide))
+
+
+@triton.jit
+def tables_of(row_table, column_table, octets, H, index):
+    """Where the tables of a head start. Their padded width is `octets` times 8, so that the compiler knows a factor."""
+    wide = octets * 8
+    return row_table + index * H * wide * wide, column_table + index * H * H * wide
 
 
 @kernel
 def mask_tables(
-    log_alpha, log_beta, rows, columns, heads, H, W, PADDED_W: tl.constexpr, LOG: tl.constexpr,
+    log_alpha, log_beta, row_table, column_table, heads, H, W, octets, LOG: tl.constexpr,
     ROW_LINES: tl.constexpr, COLUMN_LINES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Decay matrices of some rows, rows[i, j, l], or of some columns, columns[i, k, l].
+    """Decay matrices of some rows, row_table[i, j, l], or of some columns, column_table[i, k, l].
 
     Padded columns have a decay of 0 in the rows; in the columns they have a decay.
     """
-    batch, head, first = line_tile(heads, H, PADDED_W, ROW_LINES, COLUMN_LINES)
+    wide = octets * 8
+    batch, head, first = line_tile(heads, H, wide, ROW_LINES, COLUMN_LINES)
+    row_table, column_table = tables_of(row_table, column_table, octets, H, batch * heads + head)
     if first < H:
         i = first + tl.arange(0, ROW_LINES)
-        row_matrices(log_alpha, rows, batch, head, i, H, W, PADDED_W, LOG, BLOCK_W)
+        row_matrices(log_alpha, row_table, batch, head, i, H, W, wide, LOG, BLOCK_W)
     else:
         l = first - H + tl.arange(0, COLUMN_LINES)
-        column_matrices(log_beta, columns, batch, head, l, H, W, PADDED_W, LOG, BLOCK_H)
+        column_matrices(log_beta, column_table, batch, head, l, H, W, wide, LOG, BLOCK_H)
 
 
 @triton.jit
@@ -192,9 +194,9 @@ def potentials(log_alpha: Tensor, log_beta: Tensor, mode: str) -> tuple[Tensor, 
     _launch(
         line_potentials,
         log_alpha,
-        log_alpha=field(log_alpha[None]),
+        log_alpha=plane(log_alpha[None]),
         log_beta=_swapped(log_beta[None]),
-        row_potentials=field(alpha),
+        row_potentials=plane(alpha),
         column_potentials=_swapped(beta),
         NATURAL=mode == "logit",
     )
@@ -217,24 +219,24 @@ def tables(log_alpha: Tensor, log_beta: Tensor, mode: str, cols: int) -> tuple[T
     batch, heads, height, width = log_alpha.shape
     if max(height, width) > LONGEST_TABLE:
         return None
-    wide = triton.cdiv(width, cols) * cols
+    wide = cdiv(width, cols) * cols
     device = log_alpha.device
     rows = torch.empty((batch, heads, height, wide, wide), dtype=torch.float32, device=device)
     columns = torch.empty((batch, heads, height, height, wide), dtype=torch.float32, device=device)
-    block_h, block_w = max(2, triton.next_power_of_2(height)), triton.next_power_of_2(wide)
+    block_h, block_w = max(2, next_power_of_2(height)), next_power_of_2(wide)
     row_lines, column_lines = (max(1, min(16, TABLE_ENTRIES // block**2)) for block in (block_w, block_h))
     launch(
         mask_tables,
-        (batch * heads * (triton.cdiv(height, row_lines) + triton.cdiv(wide, column_lines)),),
-        [Config(warps=4)],
-        log_alpha=field(log_alpha[None]),
+        (batch * heads * (cdiv(height, row_lines) + cdiv(wide, column_lines)),),
+        CONFIGS,
+        log_alpha=plane(log_alpha[None]),
         log_beta=_swapped(log_beta[None]),
-        rows=field(rows),
-        columns=field(columns),
+        row_table=rows,
+        column_table=columns,
         heads=heads,
         H=height,
         W=width,
-        PADDED_W=wide,
+        octets=wide // 8,
         LOG=mode == "logit",
         ROW_LINES=row_lines,
         COLUMN_LINES=column_lines,
@@ -253,7 +255,7 @@ class Slots:
 
     def take(self, slots: int) -> Field:
         start, self._taken = self._taken, self._taken + slots
-        return field(self.buffer[start : self._taken])
+        return plane(self.buffer[start : self._taken])
 
 
 def gradients(alpha_parts: Tensor, beta_parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -272,9 +274,9 @@ def gradients(alpha_parts: Tensor, beta_parts: Tensor, dtype: torch.dtype) -> tu
     _launch(
         log_decay_gradients,
         grad_alpha,
-        alpha_parts=field(alpha_parts),
+        alpha_parts=plane(alpha_parts),
         beta_parts=_swapped(beta_parts),
-        grad_alpha=field(grad_alpha[None]),
+        grad_alpha=plane(grad_alpha[None]),
         grad_beta=_swapped(grad_beta[None]),
         slots=alpha_parts.shape[0],
     )
@@ -285,17 +287,17 @@ def _launch(kernel: Any, like: Tensor, **arguments: Any) -> None:
     batch, heads, height, width = like.shape
     launch(
         kernel,
-        (batch * heads * (triton.cdiv(height, LINES) + triton.cdiv(width, LINES)),),
-        [Config(warps=4)],
+        (batch * heads * (cdiv(height, LINES) + cdiv(width, LINES)),),
+        CONFIGS,
         heads=heads,
         H=height,
         W=width,
         LINES=LINES,
-        CHUNK=min(LONGEST_CHUNK, max(2, triton.next_power_of_2(max(height, width)))),
+        CHUNK=min(LONGEST_CHUNK, max(2, next_power_of_2(max(height, width)))),
         **arguments,
     )
 
 
 def _swapped(tensor: Tensor) -> Field:
     """(planes, B, heads, H, W) as (planes, B, heads, W, H)."""
-    return field(tensor.transpose(3, 4))
+    return plane(tensor.transpose(3, 4))

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from ppma.ops.backends.triton.launch import Config, launch
+from ppma.ops.backends.triton.launch import Config, cdiv, launch, next_power_of_2
 from ppma.ops.backends.triton.scan_kernels import right_carries, scan_lines, scan_lines_backward
-from ppma.ops.backends.triton.tiles import field
+from ppma.ops.backends.triton.tiles import field, plane
 from ppma.ops.options import NdPaths, axis_orders
 
 # Tokens of a line held in registers; longer lines take several chunks. Beyond 64 the scan in registers spills.
@@ -26,8 +25,8 @@ def _lines(tensor: Tensor, axis: int) -> Tensor:
 
 def _tile(n: int, channels: int) -> dict[str, int]:
     return {
-        "CHUNK": min(LONGEST_CHUNK, max(8, triton.next_power_of_2(n))),
-        "BLOCK_D": min(WIDEST_BLOCK, max(8, triton.next_power_of_2(channels))),
+        "CHUNK": min(LONGEST_CHUNK, max(8, next_power_of_2(n))),
+        "BLOCK_D": min(WIDEST_BLOCK, max(8, next_power_of_2(channels))),
     }
 
 
@@ -38,7 +37,7 @@ def _launch(kernel: Any, x: Tensor, **arguments: Any) -> None:
     default = max(1, min(4, tile["CHUNK"] * tile["BLOCK_D"] // 512))
     launch(
         kernel,
-        (batch * heads * before * after * triton.cdiv(channels, tile["BLOCK_D"]),),
+        (batch * heads * before * after * cdiv(channels, tile["BLOCK_D"]),),
         [Config(default), *(Config(warps) for warps in (1, 2, 4, 8) if warps != default)],
         x=field(x),
         heads=heads,
@@ -54,11 +53,11 @@ def _launch(kernel: Any, x: Tensor, **arguments: Any) -> None:
 def _carries(x: Tensor, log_decay: Tensor) -> Tensor:
     """What enters every chunk from the right, for lines longer than a chunk; else a tensor that is never read."""
     batch, heads, before, n, after, channels = x.shape
-    chunks = triton.cdiv(n, _tile(n, channels)["CHUNK"])
+    chunks = cdiv(n, _tile(n, channels)["CHUNK"])
     lines = batch * heads * before * after if chunks > 1 else 0
     carries = torch.empty((lines, chunks, channels), dtype=torch.float32, device=x.device)
     if lines:
-        _launch(right_carries, x, log_decay=field(log_decay), carries=carries)
+        _launch(right_carries, x, log_decay=plane(log_decay), carries=carries)
     return carries
 
 
@@ -69,7 +68,7 @@ def _scan_axis(x: Tensor, log_decay: Tensor, axis: int, dtype: torch.dtype, add:
     _launch(
         scan_lines,
         x,
-        log_decay=field(decay),
+        log_decay=plane(decay),
         carries=_carries(x, decay),
         add=None if add is None else field(_lines(add, axis)),
         out=field(_lines(out, axis)),
@@ -83,18 +82,18 @@ def _scan_axis_backward(
     """Gradient of x (plus `add`), and of the log-decay in slots (slots, *log_decay.shape) to be summed."""
     grad_x = torch.empty(x.shape, dtype=dtype, device=x.device)
     grad, x, decay = _lines(grad, axis), _lines(x, axis), _lines(log_decay[..., None], axis)
-    slots = triton.cdiv(x.shape[-1], _tile(x.shape[3], x.shape[-1])["BLOCK_D"])
+    slots = cdiv(x.shape[-1], _tile(x.shape[3], x.shape[-1])["BLOCK_D"])
     grad_log = torch.empty((slots, *log_decay.shape), dtype=torch.float32, device=x.device)
     _launch(
         scan_lines_backward,
         x,
         grad=field(grad),
-        log_decay=field(decay),
+        log_decay=plane(decay),
         grad_carries=_carries(grad, decay),
         x_carries=_carries(x, decay),
         add=None if add is None else field(_lines(add, axis)),
         grad_x=field(_lines(grad_x, axis)),
-        grad_log=field(_lines(grad_log[0][..., None], axis)),
+        grad_log=plane(_lines(grad_log[0][..., None], axis)),
         slot_stride=log_decay.numel(),
     )
     return grad_x, grad_log

@@ -13,7 +13,7 @@ Fields are (B, heads, before, n, after, channels) with the line along n.
 import triton
 import triton.language as tl
 
-from ppma.ops.backends.triton.tiles import head_of, index_of, kernel
+from ppma.ops.backends.triton.tiles import head_of, index_of, kernel, plane_stride
 
 
 @triton.jit
@@ -35,9 +35,18 @@ def line_start(field, line):
 
 
 @triton.jit
+def plane_at(field, line, position):
+    """Pointers to some positions of a line with a number for each token."""
+    codes = field.strides
+    start = line[0] * plane_stride(codes[0]) + line[1] * plane_stride(codes[1])
+    within = index_of(field, line[2]) * plane_stride(codes[2]) + index_of(field, line[3]) * plane_stride(codes[4])
+    return field.data + (start + within) + index_of(field, position) * plane_stride(codes[3])
+
+
+@triton.jit
 def load_decay(log_decay, line, position, n):
     """The decay on the edge before each position; 0 outside the line, whose edges may hold anything."""
-    there = line_start(log_decay, line) + index_of(log_decay, position) * log_decay.strides[3]
+    there = plane_at(log_decay, line, position)
     return tl.exp(tl.load(there, mask=(position > 0) & (position < n), other=float("-inf")).to(tl.float32))
 
 
@@ -156,5 +165,4 @@ def scan_lines_backward(
             x, x_carries, x_state, index, line, start, position, decay, next_decay, n, channel, channels, CHUNK
         )
         log = tl.sum(x_left * grad_right + grad_left * x_right, 1)
-        there = line_start(grad_log, line) + slot * slot_stride + index_of(grad_log, position) * grad_log.strides[3]
-        tl.store(there, log, mask=inside)
+        tl.store(plane_at(grad_log, line, position) + slot * slot_stride, log, mask=inside)

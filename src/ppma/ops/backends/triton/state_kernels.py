@@ -37,18 +37,18 @@ def load_state(state, index, W, column, D: tl.constexpr, DV: tl.constexpr):
 
 
 @triton.jit
-def state_product(vectors, state, acc, UPCAST: tl.constexpr):
+def state_product(vectors, state, acc, PRECISION: tl.constexpr):
     """Vectors @ state. A state sums over many tokens and may leave the range of float16, not that of bfloat16."""
     if vectors.dtype == tl.bfloat16:
-        return product(vectors, state.to(tl.bfloat16), acc, UPCAST)
-    return product(vectors.to(tl.float32), state, acc, UPCAST)
+        return product(vectors, state.to(tl.bfloat16), acc, PRECISION)
+    return product(vectors.to(tl.float32), state, acc, PRECISION)
 
 
 @kernel
 def pass_states(
     a, b, alpha, beta, before, after, heads, W, start, rows, reference, last_reference,
     MIXED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state of one column behind a band, from that before it (None before the first). MIXED is T, else S."""
     index, j = tl.program_id(0) // W, tl.program_id(0) % W
@@ -75,7 +75,7 @@ def pass_states(
                 decay = tl.exp2(decay + log_decay(corner_high, corner_low, row_high, row_low))
                 left = load_tokens(a, batch, head, i, col, inside, D, BLOCK_D)
                 right = load_tokens(b, batch, head, i, col, inside, DV, BLOCK_DV)
-                acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, UPCAST)
+                acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, PRECISION)
     else:
         row = start + tl.arange(0, ROWS)
         inside = row < start + rows
@@ -83,7 +83,7 @@ def pass_states(
         decay = tl.exp2(log_decay(own_high, own_low, high, low))
         left = load_tokens(a, batch, head, row, j, inside, D, BLOCK_D)
         right = load_tokens(b, batch, head, row, j, inside, DV, BLOCK_DV)
-        acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, UPCAST)
+        acc = product(left.T, (right * decay[:, None]).to(right.dtype), acc, PRECISION)
     there = (index.to(tl.int64) * W + j) * (BLOCK_D * BLOCK_DV)
     tl.store(after + there + tl.arange(0, BLOCK_D)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc)
 
@@ -98,7 +98,7 @@ def add_to_plane(field, plane, batch, head, row, col, inside, value):
 def read_near(
     fixed, second, states, alpha, beta, out, alpha_own, alpha_corner, beta_corner,
     heads, W, start, rows, reference, direction,
-    COLS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
+    COLS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to `out` what a part of a row reads over the near path; with `second`, the potentials' gradients too.
 
@@ -126,7 +126,10 @@ def read_near(
         decay = log_decay(own_high, own_low, row_high, row_low)
         decay = tl.exp2(decay + log_decay(column_high, column_low, high, low))
         read = state_product(
-            vectors, load_state(states, index, W, l, BLOCK_D, BLOCK_DV), tl.zeros((COLS, BLOCK_DV), tl.float32), UPCAST
+            vectors,
+            load_state(states, index, W, l, BLOCK_D, BLOCK_DV),
+            tl.zeros((COLS, BLOCK_DV), tl.float32),
+            PRECISION,
         )
         read *= decay[:, None]
         acc += read
@@ -146,7 +149,7 @@ def read_near(
 @kernel
 def read_far(
     fixed, second, states, beta, out, beta_own, heads, W, start, rows, reference, direction,
-    ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, UPCAST: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to `out` what a band's part of a column reads over the far path; `second` and `direction` as above."""
     index, j = tl.program_id(0) // W, tl.program_id(0) % W
@@ -158,7 +161,7 @@ def read_far(
     high, low = load_potential(beta, batch, head, reference, column, column < W)
     vectors = load_tokens(fixed, batch, head, row, j, inside, D, BLOCK_D)
     read = state_product(
-        vectors, load_state(states, index, W, j, BLOCK_D, BLOCK_DV), tl.zeros((ROWS, BLOCK_DV), tl.float32), UPCAST
+        vectors, load_state(states, index, W, j, BLOCK_D, BLOCK_DV), tl.zeros((ROWS, BLOCK_DV), tl.float32), PRECISION
     )
     read *= tl.exp2(log_decay(own_high, own_low, high, low))[:, None]
     if second is not None:

@@ -5,6 +5,7 @@ the two comes first is always decided by position, never by comparing potentials
 """
 
 import inspect
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -28,21 +29,52 @@ class Field(NamedTuple):
 
 
 def field(tensor: Tensor) -> Field:
-    """The first two axes are batch and heads (or planes and batch), whose offsets have 64 bits in any case."""
+    """Vectors of channels. The first two axes are batch and heads, whose offsets have 64 bits in any case.
+
+    The strides are multiples of the channels at every image size. The compiler specialises a kernel for that, and only
+    then knows which loads it may widen.
+    """
     strides = tensor.stride()
-    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape[2:], strides[2:], strict=True))
-    return Field(tensor, strides, 1 if reach >= 2**31 else None)
+    return Field(tensor, strides, _wide(tensor.shape, strides))
+
+
+def plane(tensor: Tensor) -> Field:
+    """A number for each token; the first two axes are planes and batch (or batch and heads).
+
+    Strides are multiples of 16 at some image sizes and not at others. Within a tuple Triton cannot be told not to
+    specialise for that, so they are passed as numbers that never are; `plane_stride` restores them. A unit stride is
+    still seen by the compiler.
+    """
+    return Field(tensor, *_plane_layout(tensor.shape, tensor.stride()))
+
+
+# Layouts repeat from block to block and from step to step.
+@lru_cache(maxsize=4096)
+def _wide(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """1 where an offset along the last axes, all but two, needs 64 bits."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(shape[2:], strides[2:], strict=True))
+    return 1 if reach >= 2**31 else None
+
+
+@lru_cache(maxsize=4096)
+def _plane_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], int | None]:
+    return tuple(16 * stride - 15 for stride in strides), _wide(shape, strides)
+
+
+@triton.jit
+def plane_stride(code):
+    """The stride that `plane` passed."""
+    return (code + 15) >> 4
 
 
 def padding_plane(valid: Tensor, heads: int) -> Field:
     """A (B, H, W) of truth values as a plane, the same for all heads."""
-    return field(valid.view(torch.uint8)[None, :, None].expand(1, -1, heads, -1, -1))
+    return plane(valid.view(torch.uint8)[None, :, None].expand(1, -1, heads, -1, -1))
 
 
-# Extents and counts are not specialised, so that a kernel compiled for one image size serves others. Strides are: only
-# so does the compiler know which loads it may widen.
+# Extents and counts are not specialised, so that a kernel compiled for one image size serves others.
 _EXTENTS = {
-    "heads", "H", "W", "band", "lines", "n", "slots", "after", "channels", "slot_stride", "octets",
+    "heads", "H", "W", "band", "lines", "n", "slots", "after", "channels", "slot_stride", "octets", "tokens",
     "start", "rows", "reference", "last_reference", "direction",
 }  # fmt: skip
 
@@ -61,30 +93,31 @@ BELOW_CUT = tl.constexpr(-16384.0)
 
 
 @triton.jit
-def product(a, b, acc, UPCAST: tl.constexpr):
-    """`acc + a @ b` with float32 accumulation, exact for float32 operands.
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """`acc + a @ b` with float32 accumulation.
 
-    UPCAST is for the interpreter, whose bfloat16 product is wrong.
+    PRECISION is that of float32 operands, "ieee" or "tf32"; or "upcast" for the interpreter, whose bfloat16 product is
+    wrong.
     """
-    if UPCAST:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+    if PRECISION == "upcast":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @triton.jit
-def unbounded_product(a, b, acc, UPCAST: tl.constexpr):
+def unbounded_product(a, b, acc, PRECISION: tl.constexpr):
     """`acc + a @ b` with a in float32, of any size: for float16 the rows of a are scaled into its range."""
     if b.dtype != tl.float16:
-        return product(a.to(b.dtype), b, acc, UPCAST)
+        return product(a.to(b.dtype), b, acc, PRECISION)
     else:
         largest = tl.maximum(tl.max(tl.abs(a), 1), 1e-30)[:, None]
         zeros = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-        return acc + product((a / largest).to(b.dtype), b, zeros, UPCAST) * largest
+        return acc + product((a / largest).to(b.dtype), b, zeros, PRECISION) * largest
 
 
 @triton.jit
-def scores_of(fixed, others, scale, UPCAST: tl.constexpr):
+def scores_of(fixed, others, scale, PRECISION: tl.constexpr):
     """`scale * (fixed @ others^T)`: the one definition for forward and backward kernels.
 
     The backward kernels subtract the largest logit that the forward kernel found, so both need the same bits: where a
@@ -95,7 +128,7 @@ def scores_of(fixed, others, scale, UPCAST: tl.constexpr):
     of bytes of registers.)
     """
     zeros = tl.zeros((fixed.shape[0], others.shape[0]), tl.float32)
-    return tl.fma(product(fixed, others.T, zeros, UPCAST), scale, 0.0)
+    return tl.fma(product(fixed, others.T, zeros, PRECISION), scale, 0.0)
 
 
 @triton.jit
@@ -146,25 +179,27 @@ def store_tokens(field, batch, head, row, col, inside, value, D: tl.constexpr, B
 
 
 @triton.jit
-def plane_at(field, plane, batch, head, row, col):
-    """Pointers to tokens in one plane of a (planes, B, heads, rows, cols) field with a number for each token."""
-    strides = field.strides
-    start = (tl.zeros_like(batch) + plane) * strides[0] + batch * strides[1] + head * strides[2]
-    return field.data + start + index_of(field, row) * strides[3] + index_of(field, col) * strides[4]
+def plane_at(field, number, batch, head, row, col):
+    """Pointers to tokens in one plane of a (planes, B, heads, rows, cols) with a number for each token."""
+    codes = field.strides
+    start = (tl.zeros_like(batch) + number) * plane_stride(codes[0])
+    start += batch * plane_stride(codes[1]) + head * plane_stride(codes[2])
+    within = index_of(field, row) * plane_stride(codes[3]) + index_of(field, col) * plane_stride(codes[4])
+    return field.data + start + within
 
 
 @triton.jit
-def load_plane(field, plane, batch, head, row, col, mask, other=0):
+def load_plane(field, number, batch, head, row, col, mask, other=0):
     """Numbers of some tokens, zero outside; `row` and `col` may have any shape, `mask` None where all exist."""
     if mask is None:
-        return tl.load(plane_at(field, plane, batch, head, row, col))
+        return tl.load(plane_at(field, number, batch, head, row, col))
     else:
-        return tl.load(plane_at(field, plane, batch, head, row, col), mask=mask, other=other)
+        return tl.load(plane_at(field, number, batch, head, row, col), mask=mask, other=other)
 
 
 @triton.jit
-def store_plane(field, plane, batch, head, row, col, mask, value):
-    tl.store(plane_at(field, plane, batch, head, row, col), value.to(field.data.dtype.element_ty), mask=mask)
+def store_plane(field, number, batch, head, row, col, mask, value):
+    tl.store(plane_at(field, number, batch, head, row, col), value.to(field.data.dtype.element_ty), mask=mask)
 
 
 @triton.jit

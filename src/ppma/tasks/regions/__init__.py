@@ -1,0 +1,1 @@
+"""The regions task: colour every pixel like the dot of its region."""
