@@ -1,5 +1,7 @@
 """The operations of a block around the attention, composed of PyTorch operations."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,9 +34,10 @@ def fused_linear(
     rotary: tuple[Tensor, Tensor] | None,
     rotated: int,
     packed: dict[str, Tensor],
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear,
 ) -> Tensor:
     """`residual + rotate(linear(normalise(x)))`; see `ppma.ops.fused_linear.fused_linear`."""
-    out = F.linear(x if norm_eps is None else F.layer_norm(x, x.shape[-1:], eps=norm_eps), weight, bias)
+    out = product(x if norm_eps is None else F.layer_norm(x, x.shape[-1:], eps=norm_eps), weight, bias)
     if rotary is not None:
         cos, sin = (table[:, None] for table in rotary)
         heads = out[:, :rotated].unflatten(-1, (-1, 2 * cos.shape[-1])).unflatten(0, (-1, len(cos)))
