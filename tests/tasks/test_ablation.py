@@ -96,10 +96,10 @@ def test_ablation_keeps_finished_runs(tmp_path, capsys):
     assert [result["mask"] for result in results] == ["none"]
 
 
-def test_result_latex_score():
-    seeds = Result("2d", 915_718, 10**7, (32, 32), 100.0, "top1", (90.0, 91.0, 92.0))
-    assert seeds.latex_score() == r"$91.00 \pm 1.00$"
-    assert dataclasses.replace(seeds, values=(90.0,)).latex_score() == "$90.00$"
+def test_result_latex_scores():
+    seeds = Result("2d", 915_718, 10**7, (32, 32), 100.0, "top1", (90.0, 91.0, 92.0), {})
+    assert seeds.latex_scores() == [r"$91.00 \pm 1.00$"]
+    assert dataclasses.replace(seeds, values=(90.0,), others={"far": (80.0,)}).latex_scores() == ["$90.00$", "$80.00$"]
 
 
 @pytest.mark.parametrize("mask", PAPER)

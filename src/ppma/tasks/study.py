@@ -47,10 +47,13 @@ class Result:
     values: tuple[float, ...]
     others: dict[str, tuple[float, ...]]
 
-    def latex_score(self) -> str:
-        """Mean and, of several values, standard deviation of the metric."""
-        mean = f"{statistics.mean(self.values):.2f}"
-        return f"${mean} \\pm {statistics.stdev(self.values):.2f}$" if len(self.values) > 1 else f"${mean}$"
+    def latex_scores(self) -> list[str]:
+        """Cells of a LaTeX table: mean and, of several values, standard deviation; of the metric and further splits."""
+        cells = []
+        for values in (self.values, *self.others.values()):
+            spread = rf" \pm {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"${statistics.mean(values):.2f}{spread}$")
+        return cells
 
     def scores(self, reference: "Result | None" = None) -> str:
         """Cells of a table: mean, standard deviation and each value, for the metric and for each further split.
@@ -144,29 +147,21 @@ class Study(ABC):
 
     def latex(self) -> str:
         """The results as a table for LaTeX with the package booktabs: mean ± standard deviation over the seeds."""
-        heads = (self.kind, "parameters (M)", "GFLOPs", "images/s", self.metric)
+        results = self.results()
+        heads = [self.kind, "parameters (M)", "GFLOPs", "images/s", self.metric, *results[0].others]
         rows = [
-            (
+            [
                 result.name,
                 f"{result.parameters / 1e6:.2f}",
                 f"{result.macs / 1e9:.3f}",
                 f"{result.images_per_second:.0f}",
-                result.latex_score(),
-            )
-            for result in self.results()
-        ]
-        lines = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in (heads, *rows)]
-        return "\n".join(
-            [
-                r"\begin{tabular}{lrrrr}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
+                *result.latex_scores(),
             ]
-        )
+            for result in results
+        ]
+        head, *body = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in (heads, *rows)]
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
 
     def _write(self) -> None:
         results = [dataclasses.asdict(result) for result in self.results()]
