@@ -101,7 +101,7 @@ class Checkpoint:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of a classifier's images, or of a square with a segmentation model's shorter side; else None."""
+        """Preprocessing of a classifier, or of a square with the shorter side of a segmentation model; else None."""
         fields = {name: value for name, value in self._facts.items() if name != "classes"}
         data = self._segmented
         if data is not None:
