@@ -143,8 +143,7 @@ def test_light_installation(light, tmp_path):
     assert "ppma_nano" in run(light / "ppma", "info")
     assert len(run(light / "ppma", "recipes").splitlines()) > 40
     figure = run(light / "ppma", "figure", "masks", "--out", tmp_path / "masks.png", ok=False)
-    assert figure == "ppma figure: needs the package 'matplotlib': pip install 'ppma[all]'
-"
+    assert figure == "ppma figure: needs the package 'matplotlib': pip install 'ppma[all]'\n"
 
 
 def test_demo(folder, wheel, tmp_path):
