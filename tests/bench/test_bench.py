@@ -13,6 +13,7 @@ from ppma.bench.report import Report, environment
 from ppma.measure import costs, memory
 from ppma.measure.timing import Timings, interleave
 from ppma.ops import backends
+from ppma.ops.fused_linear import products
 
 
 def test_interleave_order():
@@ -68,13 +69,22 @@ def test_exponent_power_law():
 def test_floor_records_products():
     """As many linear layers and convolutions as the model has, and three products for each attention and path."""
     model = timm.create_model("ppma_nano").eval()
-    calls = floor.record(model, torch.randn(1, 3, 32, 32))
+    recorded = floor.record(model, torch.randn(1, 3, 32, 32))
+    calls = recorded.calls
     layers = sum(isinstance(m, torch.nn.Linear | torch.nn.Conv2d) for m in model.modules())
     decay_heads = sum(len(stage.blocks) for stage in model.stages)
     attention = sum(2 if block.attn.kind == "full" else 6 for stage in model.stages for block in stage.blocks)
     assert len(calls) == layers + decay_heads + attention
     for call in calls:
         assert isinstance(call(), torch.Tensor)
+    assert set(recorded.chosen.values()) <= {"packed", *products()}
+    assert (1, 256, 1000) in recorded.chosen  # the classifier
+
+
+def test_floor_fastest_product(monkeypatch):
+    monkeypatch.setattr(floor, "fastest", lambda candidates: list(candidates)[-1])
+    recorded = floor.record(timm.create_model("ppma_nano").eval(), torch.randn(1, 3, 32, 32))
+    assert len(set(recorded.chosen.values())) == 1
 
 
 def test_variant_modes():

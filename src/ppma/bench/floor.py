@@ -1,23 +1,27 @@
 """Compare a model with the time of its matrix products and convolutions alone, its floor.
 
 The model runs once while every matrix product and convolution is recorded by shape and memory layout; masked attention
-counts as the products of plain attention of the same shape. The floor is the time PyTorch takes to run just those on
-preallocated buffers, without norms, activations, softmax or mask.
+counts as the products of plain attention of the same shape. The floor is the time of just those, without norms,
+activations, softmax or mask. A linear layer runs by the fastest of MKL, oneDNN and our packed product, measured for
+each shape; convolutions and batched products run as PyTorch runs them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import ppma
 from ppma.bench.report import Report
 from ppma.measure.timing import interleave
 from ppma.ops import backends
+from ppma.ops.backends import native
+from ppma.ops.fused_linear import PACKED, choices, fastest, products
 from ppma.ops.options import split_paths
 
 aten = torch.ops.aten
@@ -29,9 +33,11 @@ class Products(TorchDispatchMode):
 
     Attributes:
         calls: functions that repeat them, in order.
+        chosen: the implementation of each linear layer by (rows, inputs, outputs).
     """
 
     calls: list[Callable[[], Tensor]] = field(default_factory=list)
+    chosen: dict[tuple[int, int, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -40,7 +46,8 @@ class Products(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.linear):
             copies = [_like(a) if isinstance(a, Tensor) else a for a in args]
-            self.calls.append(lambda: func(*copies))
+            plain = func.overloadpacket in (aten.addmm, aten.mm) and not kwargs and copies[-1].mT.is_contiguous()
+            self.calls.append(self._linear(copies[-2], copies[-1], copies[:-2]) if plain else lambda: func(*copies))
         elif func is torch.ops.ppma.polyline_attention.default:
             self._attention(args[0].flatten(2, 3), args[2].flatten(2, 3), 1)
         elif func is torch.ops.ppma.criss_cross_attention.default:
@@ -48,6 +55,19 @@ class Products(TorchDispatchMode):
             self._attention(args[0], args[2], paths)
             self._attention(args[0].transpose(2, 3), args[2].transpose(2, 3), paths)
         return out
+
+    def _linear(self, x: Tensor, transposed: Tensor, biases: list[Tensor]) -> Callable[[], Tensor]:
+        """The fastest implementation of `x transposed + bias`."""
+        weight, bias = transposed.mT, biases[0] if biases else None
+        candidates = {name: partial(product, x, weight, bias) for name, product in products().items()}
+        if native.unsupported_reason(x.device, x.dtype) is None:
+            shift = x.new_zeros(len(weight)) if bias is None else bias
+            candidates[PACKED] = partial(native.fused_linear, x, weight, shift, None, None, None, 0, {})
+        shape = (*x.shape, len(weight))
+        if shape not in self.chosen:
+            with torch.no_grad(), _disable_current_modes():
+                self.chosen[shape] = fastest(candidates)
+        return candidates[self.chosen[shape]]
 
     def _attention(self, q: Tensor, v: Tensor, applications: int) -> None:
         """Record q k^T, and weights times values once per application."""
@@ -63,11 +83,22 @@ def _like(tensor: Tensor) -> Tensor:
     return out.normal_() if tensor.dtype.is_floating_point else out.copy_(tensor)
 
 
-def record(model: torch.nn.Module, images: Tensor) -> list[Callable[[], Tensor]]:
-    """The products and convolutions of one forward pass with plain PyTorch kernels."""
-    with torch.no_grad(), backends.excluding("native"), Products() as products:
+def record(model: torch.nn.Module, images: Tensor) -> Products:
+    """The products and convolutions of one forward pass."""
+    with torch.no_grad(), backends.excluding("native"), Products() as recorded:
         model(images)
-    return products.calls
+    return recorded
+
+
+def run_all(recorded: Products) -> Callable[[], None]:
+    """A function that repeats the products."""
+
+    def run() -> None:
+        with torch.inference_mode():
+            for call in recorded.calls:
+                call()
+
+    return run
 
 
 def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: int = 9) -> Iterator[Report]:
@@ -78,28 +109,46 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
         ["model", "formulation", "speed of the model over its floor", "model ms", "floor ms", "products"],
     )
     where: dict[str, dict[str, float]] = {}
+    used: dict[tuple[int, int, int], str] = {}
     for formulation in ("paper", "release"):
         torch.manual_seed(0)
         plain = timm.create_model(model, formulation=formulation).eval()
-        calls = record(plain, images)
+        recorded = record(plain, images)
         fast = ppma.optimize_for_inference(plain)
 
         def run(fast: torch.nn.Module = fast) -> object:
             with torch.inference_mode():
                 return fast(images)
 
-        def floor(calls: list = calls) -> None:
-            with torch.inference_mode():
-                for call in calls:
-                    call()
-
-        timings = interleave({"model": run, "floor": floor}, rounds=rounds, label=f"floor, {formulation}")
+        timings = interleave({"model": run, "floor": run_all(recorded)}, rounds=rounds, label=f"floor, {formulation}")
         medians = (1e3 * timings.median(name) for name in ("model", "floor"))
-        report.rows.append([model, formulation, timings.speed("model", "floor"), *medians, len(calls)])
+        report.rows.append([model, formulation, timings.speed("model", "floor"), *medians, len(recorded.calls)])
         where[formulation] = breakdown(run)
+        used.update(recorded.chosen)
     report.notes.append(f"memcpy: {bandwidth():.1f} GB/s, read plus written (256 MB tensor).")
     yield report
+    yield _choices_report(used)
     yield _breakdown_report(where)
+
+
+def _choices_report(floor: Mapping[tuple[int, int, int], str]) -> Report:
+    """The fastest implementation of each linear layer, alone and with what `optimize_for_inference` fuses."""
+    report = Report(
+        "implementation of linear layers, chosen by measurement", ["rows", "inputs", "outputs", "floor", "model"]
+    )
+    for (rows, inputs, outputs), name in sorted(floor.items()):
+        rounded = 1 << (rows.bit_length() - 1)
+        model = {
+            choice
+            for shape, choice in choices().items()
+            if (shape.rows, shape.inputs) == (rounded, inputs) and outputs <= shape.outputs < outputs + 64
+        }
+        report.rows.append([rows, inputs, outputs, name, ", ".join(sorted(model))])
+    report.notes.append(
+        "packed: our product; torch: PyTorch's, MKL on x86; onednn: oneDNN. The last column is empty for layers that "
+        "are not fused; in the model, the product for q, k and v also computes the logits of the decays."
+    )
+    return report
 
 
 def breakdown(run: Callable[[], object], passes: int = 5) -> dict[str, float]:

@@ -14,6 +14,9 @@ from ppma.ops.backends.native import library
 
 Value = str | int | float
 
+# Make PyTorch, oneDNN and MKL ignore what a CPU has beyond AVX2; our kernels follow PyTorch's capability.
+EMULATE_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+
 
 @dataclass
 class Report:
@@ -74,6 +77,7 @@ def environment() -> dict[str, Value]:
         "torch": torch.__version__,
         "ppma": ppma.__version__,
         "native": native_isa(),
+        "emulated": " ".join(f"{k}={os.environ[k]}" for k in EMULATE_AVX2 if k in os.environ),
         "malloc": " ".join(f"{k}={v}" for k, v in allocator.chosen_by_environment().items()) or "keeps freed memory",
     }
 

@@ -66,8 +66,8 @@ class AugmentConfig:
     """Data augmentation of training images, by timm.
 
     Attributes:
-        size: side of the model's input in training; None for the data's image_size. Random crops enlarge objects, so a
-            smaller size than in evaluation saves time and shows them at the same scale.
+        size: side of the model's input in training; None for the data's image_size. Most of a training on smaller
+            images takes less time; end it with some epochs at the full size.
         scale: range of the random crop's area, as a fraction of the image.
         ratio: range of the random crop's aspect ratio.
         hflip: probability of a horizontal flip.

@@ -1,9 +1,91 @@
-"""A linear layer together with what stands around it in a block: layer norm, residual, rotary embeddings."""
+"""A linear layer together with what stands around it in a block: layer norm, residual, rotary embeddings.
 
+Which implementation is fastest depends on shape and CPU, so the first call with a shape measures them, and the process
+keeps the choice.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.ops import backends
+from ppma.ops.backends import pytorch
 from ppma.ops.options import BackendName
+
+PACKED = "packed"  # the native kernel
+MARGIN = 1.05  # a library must be faster by this factor: the measurement is short
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def products() -> dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]:
+    """The libraries' products `x weight^T + bias`, by name; "torch" is MKL in PyTorch's builds for x86."""
+    found: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {"torch": F.linear}
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        found["onednn"] = _onednn
+    return found
+
+
+def _in_float32(name: str, operator: str, x: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+    """The packed product of half-precision tensors; the widened weight is kept with the packed one."""
+    *others, packed = arguments
+    if "float32" not in packed:
+        packed["float32"] = weight.float()
+    wide = (value.float() if isinstance(value, Tensor) else value for value in others)
+    return backends.compose(name, operator, x.float(), packed["float32"], *wide, packed).to(x.dtype)
+
+
+class Shape(NamedTuple):
+    """What a choice of implementation depends on.
+
+    Attributes:
+        rows: of the input, rounded down to a power of two.
+        inputs: channels.
+        outputs: channels.
+        norm: with a layer norm.
+        residual: with a residual.
+        rotary: with rotary embeddings.
+        threads: of PyTorch.
+        dtype: of the tensors.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+    norm: bool
+    residual: bool
+    rotary: bool
+    threads: int
+    dtype: torch.dtype
+
+
+_choices: dict[Shape, str] = {}
+
+
+def choices() -> Mapping[Shape, str]:
+    """The implementation that this process chose for each shape: "packed", "torch" or "onednn"."""
+    return _choices
+
+
+def fastest(candidates: Mapping[str, Callable[[], object]], rounds: int = 3) -> str:
+    """The name of the fastest candidate by its best of some interleaved rounds; the first wins within `MARGIN`."""
+    best = dict.fromkeys(candidates, float("inf"))
+    for candidate in candidates.values():
+        candidate()
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            start = time.perf_counter()
+            candidate()
+            best[name] = min(best[name], time.perf_counter() - start)
+    first = next(iter(best))
+    return min(best, key=lambda name: best[name] * (1.0 if name == first else MARGIN))
 
 
 def fused_linear(
@@ -30,7 +112,9 @@ def fused_linear(
         rotated: the first `rotated` outputs, a multiple of head_dim, are rotated.
         packed: belongs to the weight; the native backend keeps its packed copies here, and packs in every call without
             it. Empty it when the weight changes.
-        backend: selects the implementation. The native kernel has no gradient; where one is needed PyTorch runs.
+        backend: "native" runs the packed kernel, "torch" PyTorch; "auto" on the CPU the fastest by measurement
+            (`choices`), so results of two processes may differ by rounding. The native kernel has no gradient; where
+            one is needed PyTorch runs.
 
     Returns:
         (rows, outputs).
@@ -42,6 +126,27 @@ def fused_linear(
         >>> fused_linear(x, torch.randn(4, 8), torch.zeros(4), norm_eps=1e-6).shape
         torch.Size([6, 4])
     """
-    return backends.compose(
-        backend, "fused_linear", x, weight, bias, residual, norm_eps, rotary, rotated, {} if packed is None else packed
+    arguments = (x, weight, bias, residual, norm_eps, rotary, rotated, {} if packed is None else packed)
+    if backend != "auto" or torch.is_grad_enabled() or not backends.kernels_serve("auto", "fused_linear", *arguments):
+        return backends.compose(backend, "fused_linear", *arguments)
+    rows = 1 << max(0, len(x).bit_length() - 1)  # fewer shapes to measure where images have many sizes
+    shape = Shape(
+        rows=rows,
+        inputs=weight.shape[1],
+        outputs=weight.shape[0],
+        norm=norm_eps is not None,
+        residual=residual is not None,
+        rotary=rotary is not None,
+        threads=torch.get_num_threads(),
+        dtype=x.dtype,
     )
+    candidates: dict[str, Callable[[], Tensor]] = {
+        PACKED: partial(backends.compose, "auto", "fused_linear", *arguments)
+    }
+    chosen = _choices.get(shape)
+    if chosen != PACKED:
+        for name, product in products().items():
+            candidates[name] = partial(pytorch.fused_linear, *arguments, product=product)
+    if chosen is None:
+        chosen = _choices[shape] = fastest(candidates)
+    return candidates[chosen]()

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -48,6 +48,7 @@ _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
 # What has a composition too: the backend whose kernels "auto" takes.
 _COMPOSED = {"cpu": "native", "cuda": "triton"}
 
+_HALF = (torch.bfloat16, torch.float16)
 _EXCLUDED = "it is excluded in this context"
 _excluded: ContextVar[frozenset[str]] = ContextVar("excluded", default=frozenset())
 
@@ -132,6 +133,8 @@ def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None)
     "auto" warns once and uses PyTorch.
     """
     padding = {} if valid is None else {"valid": valid}
+    if _widens(name, operator, arguments[0], bool(padding)):
+        return _in_float32(name, operator, arguments, valid)
     backend = resolve(name, operator, arguments[0].device, arguments[0].dtype, bool(padding))
     try:
         return getattr(backend, operator)(*arguments, **padding)
@@ -147,8 +150,35 @@ def call(name: str, operator: str, *arguments: Any, valid: Tensor | None = None)
     return getattr(pytorch, operator)(*arguments, **padding)
 
 
+def _widens(name: str, operator: str, x: Tensor, padded: bool = False) -> bool:
+    """Whether half precision on the CPU runs on the native kernels, which compute in float32."""
+    return (
+        x.dtype in _HALF
+        and x.is_cpu
+        and name in ("auto", "native")
+        and _unsupported_reason("native", operator, x.device, torch.float32, padded) is None
+    )
+
+
+def _in_float32(name: str, operator: str, arguments: Sequence[Any], valid: Tensor | None) -> Any:
+    """`call` on float32 copies of half-precision arguments; gradients take the dtypes of their tensors, the first
+    result of other operators that of the first argument.
+    """
+    results = call(name, operator, *map(_wide, arguments), valid=valid)
+    if operator.endswith("_backward"):
+        like = [tensor for given in arguments[1:] for tensor in (given if isinstance(given, list) else [given])]
+        narrow = [result.to(tensor.dtype) for result, tensor in zip(results, like, strict=False)]
+        return narrow if isinstance(results, list) else tuple(narrow)
+    dtype = arguments[0].dtype
+    return (results[0].to(dtype), *results[1:]) if isinstance(results, tuple) else results.to(dtype)
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
+
+
 def compose(name: str, operator: str, *arguments: Any) -> Any:
-    """Run an operation that has kernels and a composition of PyTorch operations: convolution, rotary split.
+    """Run an operation that has kernels and a composition of PyTorch operations: convolution, rotary split, decay head.
 
     The kernels run in eager mode. The composition runs in captured graphs, which must not depend on a library that may
     be missing where they are loaded; under `torch.func` and forward mode; on the CPU under autocast; and where the
@@ -165,7 +195,11 @@ def compose(name: str, operator: str, *arguments: Any) -> Any:
     backend = _kernels(name, operator, *arguments)
     if backend is not None:
         try:
-            return getattr(backend, operator)(*arguments)
+            if not _widens(name, operator, arguments[0]):
+                return getattr(backend, operator)(*arguments)
+            results = getattr(backend, operator)(*map(_wide, arguments))
+            dtype = arguments[0].dtype
+            return results.to(dtype) if isinstance(results, Tensor) else tuple(part.to(dtype) for part in results)
         except BackendUnavailableError as error:
             if name != "auto":
                 raise
@@ -193,10 +227,11 @@ def _kernels(name: str, operator: str, *arguments: Any) -> Backend | None:
         return None
     if has_tangent(tensors):
         return None
+    dtype = torch.float32 if _widens(name, operator, x) else x.dtype
     if name == "auto" or not hasattr(_load(chosen), operator):
-        reason = _unsupported_reason(chosen, operator, x.device, x.dtype)
+        reason = _unsupported_reason(chosen, operator, x.device, dtype)
         return None if reason is not None else cast(Backend, _load(chosen))
-    return resolve(chosen, operator, x.device, x.dtype)
+    return resolve(chosen, operator, x.device, dtype)
 
 
 @functools.cache

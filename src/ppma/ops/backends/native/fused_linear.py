@@ -43,6 +43,8 @@ def fused_linear(
     tensors = (x, weight, bias) if residual is None else (x, weight, bias, residual)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise BackendUnavailableError("native kernels: fused_linear has no gradient")
+    if residual is not None and rotary is not None:  # the sums start at the residual, and would be rotated with it
+        raise BackendUnavailableError("native kernels: fused_linear takes a residual or rotary embeddings, not both")
     outputs, inputs = weight.shape
     rows = len(x)
     library.require_tokens(weight.shape)
