@@ -70,8 +70,8 @@ struct BoundedWeights {
   float scale;          // to base 2
   const float* decays;  // n x n
   float* lanes;         // of LineScratch
-  float* weights;  // n x n, 0 in what pads a row
-  float* softmax;  // without the decays; null if it is not needed
+  float* weights;       // n x n, 0 in what pads a row
+  float* softmax;       // without the decays; null if it is not needed
 
   void operator()(int64_t row, int64_t column, Vec x) const {
     int64_t at = row * width + column;
