@@ -138,7 +138,7 @@ class RetrofitAttention(nn.Module):
             k, v = (tokens.repeat_interleave(self.heads // self.key_heads, 1) for tokens in (k, v))
         build = masks.KINDS[self.mask].build
         assert build is not None
-        mask, shape = build(*self.decay(x[:, self.prefix :].unflatten(1, grid))), grid
+        mask, shape = build(*self.decay(x[:, self.prefix :].unflatten(1, grid), self.backend)), grid
         if self.prefix:
             mask, shape = PrefixedMask(mask, self.prefix, grid), (1, N)
         q, k, v = (tokens.unflatten(-2, shape) for tokens in (q, k, v))
