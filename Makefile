@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test test-slow test-oldest sanitize sanitize-threads lint format docs clean
+.PHONY: install demo test test-slow test-oldest sanitize sanitize-threads lint format docs figures screenshots clean
 
 install: $(INSTALLED)
 
@@ -68,6 +68,23 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The figures of the documentation, from the weights in the package; `cost` measures for minutes.
+IMAGES := docs/images
+FIGURE = $(BIN)/ppma figure
+figures: $(INSTALLED)
+	$(FIGURE) masks --out $(IMAGES)/masks.png
+	for name in scans matrices paths paths-3d pairs cost; do $(FIGURE) $$name --out $(IMAGES)/$$name.svg || exit 1; done
+	$(FIGURE) attention --image cat --stage 2 --out $(IMAGES)/attention.svg
+	$(FIGURE) attention --image cat --stage 2 --out $(IMAGES)/query.gif
+	$(FIGURE) heads --image cat --stage 2 --out $(IMAGES)/heads.svg
+	$(FIGURE) receptive-field --out $(IMAGES)/receptive-field.svg
+	$(BIN)/ppma explore --static docs/explorer.html
+
+# The explorer in Chromium (apt-get install chromium), desktop and phone.
+screenshots: $(INSTALLED)
+	$(BIN)/ppma explore --static build/explorer.html
+	PYTHONPATH=tests/explore $(BIN)/python tools/screenshots.py build/explorer.html $(IMAGES)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs per mask (default: %(default)s)")
     parser.add_argument("--out", help="output folder for the runs and the table (default: runs/RECIPE)")
+    parser.add_argument("--latex", action="store_true", help="print the table for LaTeX (booktabs)")
     add_settings(parser)
 
 
@@ -42,4 +43,5 @@ def run(arguments: argparse.Namespace) -> int:
     show_warnings_in_one_line()
     config = registry.load_config(arguments.recipe, arguments.assignments)
     out = Path(arguments.out or Path("runs") / Path(arguments.recipe).stem)
-    return run_study(Ablation(config, arguments.masks.split(","), arguments.seeds, out, arguments.vary))
+    study = Ablation(config, arguments.masks.split(","), arguments.seeds, out, arguments.vary)
+    return run_study(study, latex=arguments.latex)

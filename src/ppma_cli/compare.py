@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", required=True, help="comma-separated names, such as ppma_tiny,resnet18")
     parser.add_argument("--seeds", type=int, default=3, help="runs per model (default: %(default)s)")
     parser.add_argument("--out", help="output folder for the runs and the table (default: runs/RECIPE-models)")
+    parser.add_argument("--latex", action="store_true", help="print the table for LaTeX (booktabs)")
     add_settings(parser)
 
 
@@ -25,4 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     show_warnings_in_one_line()
     out = Path(arguments.out or Path("runs") / f"{Path(arguments.recipe).stem}-models")
     models = [name.strip() for name in arguments.models.split(",")]
-    return run_study(Comparison(arguments.recipe, models, arguments.seeds, out, arguments.assignments))
+    return run_study(
+        Comparison(arguments.recipe, models, arguments.seeds, out, arguments.assignments), latex=arguments.latex
+    )

@@ -1,6 +1,7 @@
 """`ppma explore`: inspect a model in the browser."""
 
 import argparse
+from pathlib import Path
 
 from ppma_cli.model_options import add_subject
 
@@ -8,19 +9,42 @@ HELP = "inspect a model in the browser: click a token, see its mask and attentio
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_tiny")
-    parser.add_argument("--image", default="cat", help="an image file or the name of a sample (default: %(default)s)")
+    add_subject(parser)
+    parser.add_argument(
+        "--image",
+        nargs="+",
+        metavar="IMAGE",
+        help="image files or names of samples (default: all samples; without --static, the first is shown first)",
+    )
+    parser.add_argument("--static", type=Path, metavar="FILE.html", help="write one self-contained page, serve nothing")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=7860, help="port to listen on (default: %(default)s)")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve the explorer until it is interrupted."""
-    from ppma.explore.app import check_address, serve
-    from ppma.explore.images import find_image
-    from ppma.explore.subject import open_subject
+    """Serve the explorer until it is interrupted, or write it to a file."""
+    from ppma.explore.images import find_image, sample_names
+    from ppma.explore.page import write_page
+    from ppma.explore.server import check_address, serve
+    from ppma.explore.subject import default_name, open_subject
+    from ppma.outputs import check_target
 
-    check_address(arguments.host, arguments.port)  # fail before loading a model
-    subject = open_subject(arguments.checkpoint, arguments.model)
-    serve(subject, find_image(arguments.image), host=arguments.host, port=arguments.port)
+    # Fail before loading a model.
+    if arguments.static is not None:
+        check_target("static", arguments.static, (".html",))
+    else:
+        check_address(arguments.host, arguments.port)
+    names = arguments.image or list(sample_names())
+    images = {Path(name).stem: find_image(name) for name in (names if arguments.static else names[:1])}
+    name = arguments.model or default_name()
+    subject = open_subject(arguments.checkpoint, name)
+    if arguments.checkpoint is None and arguments.model is None and not subject.trained:
+        print(f"no trained weights in this installation: {name} with random weights, decays set from the image's edges")
+    if arguments.static is None:
+        first, image = next(iter(images.items()))
+        serve(subject, image, first, host=arguments.host, port=arguments.port, browser=arguments.browser)
+        return 0
+    write_page(subject, images, arguments.static)
+    print(f"wrote {arguments.static} ({arguments.static.stat().st_size / 1e6:.1f} MB)")
     return 0

@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (text, add_options) in FIGURES.items():
         figure = figures.add_parser(name, help=text, description=text)
         add_options(figure)
+        figure.add_argument(
+            "--width", type=float, help="exact width in inches: 3.4 for a column, 7 for a page (default: as drawn)"
+        )
         formats = _FORMATS.get(name, ".png, .pdf or .svg")
         several = {"nargs": "+", "metavar": "FILE"} if name == "selectivity" else {}
         figure.add_argument("--out", type=Path, required=True, help=f"output file: {formats}", **several)
@@ -106,7 +109,7 @@ def _add_masks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_nano")
+    add_subject(parser)
     parser.add_argument("--image", default="cat", help="image file or sample (default: %(default)s)")
     _where_options(parser)
     _query_option(parser)
@@ -128,7 +131,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_selectivity(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_nano")
+    add_subject(parser)
     parser.add_argument("--image", nargs="+", help="image files, folders or samples (default: all samples)")
     parser.add_argument("--untrained", action="store_true", help="compare with random weights of the same architecture")
 
@@ -140,8 +143,8 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_receptive(parser: argparse.ArgumentParser) -> None:
-    add_subject(parser, default="ppma_nano")
-    parser.add_argument("--masks", help="comma-separated masks to compare, with --model (default: none,rmt,2d)")
+    add_subject(parser)
+    parser.add_argument("--masks", help="comma-separated masks of an architecture to compare, with random weights")
     parser.add_argument("--stage", type=int, default=3, help="stage of the features, 1-based (default: %(default)s)")
     parser.add_argument("--images", type=int, default=8, help="number of noise images (default: %(default)s)")
 

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 16  # pixels
 
 
-def add_subject(parser: argparse.ArgumentParser, *, default: str) -> None:
-    """Add `--checkpoint` and `--model`."""
+def add_subject(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Add `--checkpoint` and `--model`; without a default, the packaged weights."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--checkpoint", type=Path, help="a weight file, or a name that `ppma weights` lists")
     which.add_argument(
         "--model",
         default=default,
-        help="an architecture with random weights, such as ppma_nano, or published weights (default: %(default)s)",
+        help="published weights, an architecture with random weights such as ppma_nano, or a ViT of timm, pretrained "
+        f"if its name has a tag (default: {default or 'the weights in this package'})",
     )
 
 

@@ -17,12 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List the recipes, or print one."""
     from ppma import recipes
-    from ppma.tasks.registry import load_config, recipe_schema, resolve
 
-    if arguments.schema:
-        print(json.dumps(recipe_schema(), indent=2))
-        return 0
-    if arguments.recipe is None:
+    if arguments.recipe is None and not arguments.schema:
         names = recipes.names()
         width = max(map(len, names))
         for name in names:
@@ -30,6 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     import yaml
 
+    from ppma.tasks.registry import load_config, recipe_schema, resolve
+
+    if arguments.schema:
+        print(json.dumps(recipe_schema(), indent=2))
+        return 0
     load_config(arguments.recipe, arguments.assignments)  # validates
     values = resolve(arguments.recipe, arguments.assignments)
     print(yaml.safe_dump(values, sort_keys=False, default_flow_style=None), end="")

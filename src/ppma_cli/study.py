@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from ppma.tasks.study import Study
 
 
-def run_study(study: "Study") -> int:
+def run_study(study: "Study", *, latex: bool = False) -> int:
     """Train what is missing and print the table, also of the finished runs if a later one fails."""
     from ppma.engine.errors import StoppedError
 
@@ -20,6 +20,6 @@ def run_study(study: "Study") -> int:
         ) from None
     finally:
         if study.results():
-            print(study.table())
+            print(study.latex() if latex else study.table())
             print(f"\nwrote {', '.join(map(str, study.files))}")
     return 0

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(entries, indent=2))
         return 0
-    rows = [["name", "task", "data", "parameters", "reported by the authors", "licence", "from"]]
+    rows = [["name", "task", "data", "parameters", "result", "licence", "from"]]
     for entry in entries:
         figures = (f"{entry['parameters']:,}", entry["figure"], entry["license"])
         source = "this package" if entry["repository"] is None else f"hf.co/{entry['repository']}"

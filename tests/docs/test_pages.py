@@ -14,6 +14,7 @@ from ppma_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 BACKBONES = (DOCS / "backbones.md").read_text()
+PERFORMANCE = (DOCS / "performance.md").read_text()
 
 # What a page says it prints, where that is not a comment behind the print itself.
 PROMISES = {
@@ -49,6 +50,22 @@ def test_page_python(page, tmp_path, monkeypatch, capsys):
     for promised in (*PROMISES.get(str(page), ()), *re.findall(r"print\(.*\) +# (torch\.Size.*|tensor.*)", code)):
         assert promised in printed
     assert "False" not in printed
+
+
+def test_readme_python(capsys):
+    """Its blocks build on one another."""
+    exec("\n".join(python_blocks(DOCS.parent / "README.md")), {})
+    assert "[(1, 64, 32, 32), (1, 128, 16, 16), (1, 256, 8, 8), (1, 512, 4, 4)]" in capsys.readouterr().out
+
+
+def test_readme_figures_measured():
+    """The figures at the top of README and home page are those of the page about performance."""
+    measured = dict(re.findall(r"^\| ((?:ppma|rmt)_(?:tiny|small|base)) \| ([\d.]+) \|", PERFORMANCE, re.MULTILINE))
+    sizes = ("tiny", "small", "base")
+    readme, home = (" ".join(path.read_text().split()) for path in (DOCS.parent / "README.md", DOCS / "index.md"))
+    for family in ("ppma", "rmt"):
+        assert " / ".join(measured[f"{family}_{size}"] for size in sizes) in readme
+        assert "{}, {} and {}".format(*(measured[f"{family}_{size}"] for size in sizes)) in home
 
 
 def test_backbones_table_matches_info(capsys):

@@ -1,11 +1,15 @@
-"""`ppma explore` with addresses and files that do not work."""
+"""`ppma explore`: addresses and files that do not work, the default model, the static page."""
 
+import dataclasses
+import json
+import re
 import socket
 
 import pytest
+from PIL import Image
 
-pytest.importorskip("gradio", reason="the explorer needs gradio: pip install 'ppma[explore]'")
-from ppma.explore import app, images, subject
+from ppma.explore import images, server, subject
+from ppma.models.published import PUBLISHED
 from ppma_cli import main
 
 
@@ -37,7 +41,7 @@ def test_port_privileged(capsys, monkeypatch):
     def refuse(self, address):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(app.socket.socket, "bind", refuse, raising=False)
+    monkeypatch.setattr(server.socket.socket, "bind", refuse, raising=False)
     assert told(capsys, "--port", "80") == "port: expected one that this user may open (from 1024 on), got 80"
 
 
@@ -50,16 +54,53 @@ def test_host_not_local(host, capsys, monkeypatch):
     ("words", "message"),
     [
         (["--image", "nothing.png"], "image: expected a file or a sample (cat, "),
-        (["--model", "ppma_huge"], "model: expected one of 'ppma_nano', "),
+        (["--model", "ppma_huge"], "model: expected one of ppma_nano, "),
+        (["--model", "resnet18"], "vit: expected a VisionTransformer or Eva of timm, got ResNet"),
+        (["--static", "page.txt"], "static: expected a name that ends in .html, got 'page.txt'"),
         (["--checkpoint", "nothing.safetensors"], "path: expected a weight file, found none at nothing.safetensors"),
     ],
 )
 def test_explore_missing_inputs(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(app, "check_address", lambda host, port: None)
-    monkeypatch.setattr(app, "serve", lambda *args, **options: pytest.fail("served"))
+    monkeypatch.setattr(server, "check_address", lambda host, port: None)
+    monkeypatch.setattr(server, "serve", lambda *args, **options: pytest.fail("served"))
     assert told(capsys, *words).startswith(message)
 
 
 def test_port_taken_meanwhile(nano, taken):
     with pytest.raises(ValueError, match=f"expected a free port of this machine, got 127.0.0.1:{taken}"):
-        app.serve(nano, images.find_image("shapes"), host="127.0.0.1", port=taken)
+        server.serve(nano, images.find_image("shapes"), "shapes", host="127.0.0.1", port=taken)
+
+
+def embedded(path):
+    html = path.read_text("utf-8")
+    return html, json.loads(re.search(r'type="application/json">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def test_static_page(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    Image.effect_noise((40, 50), 60).save(tmp_path / "noise.png")
+    assert (
+        main(["explore", "--model", "ppma_nano", "--static", str(out), "--image", "cat", str(tmp_path / "noise.png")])
+        == 0
+    )
+    assert f"wrote {out}" in capsys.readouterr().out
+    html, data = embedded(out)
+    assert [record["name"] for record in data["records"]] == ["cat", "noise"]
+    assert (data["live"], data["trained"], data["model"]) == (False, False, "ppma_nano (random weights)")
+    assert re.findall(r"""(?:src|href)=["'](?!data:)[^"'$]+""", html) == []
+    assert "fetch(" in html  # the same scripts as the live page
+
+
+def test_default_model_published(monkeypatch):
+    entry = PUBLISHED["ppma_tiny.authors_in1k"]
+    monkeypatch.setattr(subject, "PUBLISHED", {entry.name: entry})
+    assert subject.default_name() == "ppma_nano"
+    packaged = dataclasses.replace(entry, name="ppma_nano.cifar10", repository=None)
+    monkeypatch.setattr(subject, "PUBLISHED", {entry.name: entry, packaged.name: packaged})
+    assert subject.default_name() == "ppma_nano.cifar10"
+
+
+def test_default_model_random_announced(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(subject, "PUBLISHED", {})
+    assert main(["explore", "--static", str(tmp_path / "page.html"), "--image", "shapes"]) == 0
+    assert capsys.readouterr().out.startswith("no trained weights in this installation: ppma_nano with random weights")

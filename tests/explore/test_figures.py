@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from PIL import Image
 import ppma
 from ppma import masks, outputs
 from ppma.explore import attention, capture_image, cost, gallery, paths, query_panels, receptive, style, subject
-from ppma.ops import polyline_mask, reference
+from ppma.measure.costs import METHODS, count, exponent
+from ppma.ops import reference
 from ppma_cli import main
 
 
@@ -63,7 +65,7 @@ def test_query_figure(nano, image):
     assert axes[4].images[0].get_clim() == axes[5].images[0].get_clim()
     (frame,) = axes[0].patches  # tokens are 2 x 2 pixels
     assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17.5, 9.5, 2, 2)
-    assert style.render(figure).size[0] > 1000
+    assert style.render(figure).size[0] == 100 * style.PAGE
 
 
 def test_heads_figure(nano, image):
@@ -161,32 +163,32 @@ def test_path_figure_3d_lines():
     ]
 
 
-def test_path_figure_labels():
-    alpha, beta = torch.rand(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    figure = paths.path_figure((0, 1), (2, 4), (4, 5), (alpha, beta))
-    written = [text.get_text() for text in figure.axes[0].texts]
-    expected = [*alpha[0, 2:5], *beta[1:3, 4], *alpha[2, 2:5], *beta[1:3, 1]]
-    assert sorted(written) == sorted(f"{value:.2g}" for value in expected)
-    product = polyline_mask(alpha.log(), beta.log(), paths="v2h")[1, 14]
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend[0] == f"V2H: {product:.3g}"
-
-
 def test_cost_figure_values():
     costs = {
         name: cost.Cost((4, 8), (0.001 * n, 0.004 * n), (1_000_000 * n, 8_000_000 * n))
         for n, name in enumerate(cost.CONTENDERS, start=1)
     }
-    time, memory = cost.cost_figure(costs).axes
+    counted, time, memory = cost.cost_figure(costs).axes
     assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
+    for line, method in zip(counted.lines, METHODS, strict=True):
+        assert list(line.get_ydata()) == [count(method, side) for side in (4, 8)]
+        assert line.get_label() == cost.CONTENDERS[method.name].label
     for line, entry in zip(time.lines, costs.values(), strict=True):
         assert list(line.get_xdata()) == [16, 64]
         assert list(line.get_ydata()) == pytest.approx([1e3 * seconds for seconds in entry.seconds])
     for line, entry in zip(memory.lines, costs.values(), strict=True):
         assert list(line.get_ydata()) == pytest.approx([value / 1e6 for value in entry.peak_bytes])
-        assert "N^{1.50}" in line.get_label()
     small = {name: cost.Cost((4, 8, 16), (1.0, 2.0, 3.0), (1, 2_000_000, 3_000_000)) for name in costs}
-    assert list(cost.cost_figure(small).axes[1].lines[0].get_xdata()) == [64, 256]  # one byte was not measured
+    assert list(cost.cost_figure(small).axes[2].lines[0].get_xdata()) == [64, 256]  # one byte was not measured
+
+
+def test_cost_figure_slopes_match_legend():
+    """The counted multiplications grow as the legend says, within a tenth, on the largest grids drawn."""
+    for name, contender in cost.CONTENDERS.items():
+        points = cost._counted(name, cost.Cost(contender.sides, ()))
+        sides = list(points)[-2:]
+        power = float(re.search(r"N\^{([\d.]+)", contender.label)[1]) if "N^" in contender.label else 1.0
+        assert exponent(sides, [points[side] for side in sides]) == pytest.approx(power, abs=0.1)
 
 
 def test_cost_methods_agree():
@@ -195,7 +197,7 @@ def test_cost_methods_agree():
         torch.testing.assert_close(result, results[0])
     measured = cost.measure(8, rounds=1, memory=False)
     assert [entry.sides for entry in measured.values()] == [(4, 6, 8), (8,), (8,), (8,)]
-    assert len(cost.cost_figure(measured).axes) == 1
+    assert len(cost.cost_figure(measured).axes) == 2
     with pytest.raises(ValueError, match="largest: expected a side of at least 4"):
         cost.measure(2)
 
@@ -242,6 +244,43 @@ def test_figure_command_formats(words, start, tmp_path, capsys):
     assert main(["figure", *words[:-1], str(out)]) == 0
     assert out.read_bytes().startswith(start)
     assert str(out) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [3.4, 7.0])
+@pytest.mark.parametrize("name", ["scans", "paths", "paths-3d", "matrices", "pairs", "masks", "attention", "heads"])
+def test_figure_width_exact_nothing_cut(name, width, tmp_path, monkeypatch):
+    drawn, figures, save = [], [], style.save
+
+    def saved(figure, *args, **options):
+        figures.append(figure)
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(style, "write", lambda path, content: drawn.append(content))
+    monkeypatch.setattr(style, "save", saved)
+    assert main(["figure", name, "--width", str(width), "--out", str(tmp_path / "a.png")]) == 0
+    with Image.open(drawn[0]) as image:
+        assert image.width == 200 * width
+    content = figures[0].get_tightbbox()
+    assert content.x0 >= 0
+    assert content.x1 <= width
+
+
+def test_figure_pdf_fonts_embedded(tmp_path):
+    assert main(["figure", "paths", "--out", str(tmp_path / "a.pdf")]) == 0
+    content = (tmp_path / "a.pdf").read_bytes()
+    assert b"/Type3" not in content
+    assert b"/Type0" in content  # TrueType outlines
+
+
+def test_figure_svg_reproducible(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        assert main(["figure", "matrices", "--out", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize(("count", "width", "columns"), [(6, 7, 6), (6, 3.4, 3), (5, 3.4, 3), (5, 2, 1), (1, 7, 1)])
+def test_columns_of(count, width, columns):
+    assert style.columns_of(count, width) == columns
 
 
 def test_figure_command_checkpoint(nano, tmp_path):
@@ -308,13 +347,15 @@ def test_path_tokens_invalid(token, path):
         (["attention", "--head", "99", "--out", "a.png"], "head: expected 1 to 2, got 99"),
         (["attention", "--head", "0", "--out", "a.png"], "head: expected 1 to 2, got 0"),
         (
-            ["attention", "--query", "33,1", "--out", "a.png"],
-            "query: expected 1,1 to 32,32, the tokens of the grid, got 33",
+            ["attention", "--query", "17,1", "--out", "a.png"],
+            "query: expected 1,1 to 16,16, the tokens of the grid, got 17",
         ),
         (["attention", "--strength", "nan", "--out", "a.png"], "strength: expected a number >= 0, got nan"),
         (["attention", "--frames", "0", "--out", "a.gif"], "frames: expected 1 to 360, got 0"),
         (["attention", "--frames", "3", "--out", "a.png"], "frames: expected with a .gif only"),
         (["attention", "--query", "1,1", "--out", "a.gif"], "query: expected without a .gif"),
+        (["paths", "--width", "1", "--out", "a.png"], "width: expected 2 to 20 inches, got 1"),
+        (["attention", "--width", "nan", "--out", "a.png"], "width: expected 2 to 20 inches, got nan"),
         (["cost", "--rounds", "0", "--out", "a.png"], "rounds: expected 1 to 1000, got 0"),
         (["cost", "--largest", "-1", "--out", "a.png"], "largest: expected a side of at least 4, got -1"),
         (["receptive-field", "--stage", "9", "--out", "a.png"], "stage: expected 1 to 4, got 9"),

@@ -167,11 +167,59 @@ def test_open_checkpoint_packaged(tmp_path, monkeypatch):
     entry = PublishedWeights("ppma_nano.toy", "classification", "toy", "ppma_nano", 1, "", "", None, str(path), None)
     monkeypatch.setitem(published.PUBLISHED, entry.name, entry)
     assert ppma.load_checkpoint("ppma_nano.toy").num_classes == 3
-    monkeypatch.setattr(pretrained, "get_pretrained_cfg", lambda name: PretrainedCfg(tag="toy"))
+    monkeypatch.setattr(pretrained, "get_pretrained_cfg", lambda name: PretrainedCfg(tag="toy"))  # not cifar10
     model = timm.create_model("ppma_nano", pretrained=True)
     assert model.config == saved.config
     assert torch.equal(model.head.fc.weight, saved.head.fc.weight)
     assert Preprocessing.from_timm(model.pretrained_cfg) == preprocessing
+
+
+PACKAGED = [name for name, entry in PUBLISHED.items() if entry.repository is None]
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_packaged_files(name, offline, capsys):
+    """In float16, a few megabytes, with a card, and with the recorded output."""
+    path = published.local_file(name)
+    assert path.stat().st_size < 5e6
+    card = path.with_suffix(".md").read_text()
+    assert card.startswith(f"# {name}\n")
+    assert PUBLISHED[name].figure.split()[-1] in card
+    checkpoint = ppma.open_checkpoint(name)
+    assert {t.dtype for t in checkpoint.contents.values() if t.is_floating_point()} == {torch.float16}
+    assert PUBLISHED[name].checksum is not None
+    assert main(["weights", "--verify", name]) == 0
+    assert "agrees" in capsys.readouterr().out
+
+
+def test_create_model_pretrained_nano(offline):
+    model = timm.create_model("ppma_nano", pretrained=True)
+    assert (model.num_classes, model.pretrained_cfg["tag"]) == (10, "cifar10")
+    stored = ppma.open_checkpoint("ppma_nano.cifar10").contents
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, stored[name].float())
+    assert timm.create_model("ppma_nano").num_classes == 1000
+
+
+def test_convert_half(tmp_path, capsys):
+    model = timm.create_model("ppma_nano", num_classes=3, mask="v2h")
+    preprocessing = Preprocessing(32, "bilinear", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop_pct=1.0)
+    ppma.save_checkpoint(model, tmp_path / "full.safetensors", preprocessing=preprocessing, classes=("a", "b", "c"))
+    full, half = tmp_path / "full.safetensors", tmp_path / "half.safetensors"
+    assert main(["convert", str(full), str(half), "--half"]) == 0
+    assert half.stat().st_size < 0.6 * full.stat().st_size
+    opened, loaded = ppma.open_checkpoint(half), ppma.load_checkpoint(half)
+    assert (opened.classes, opened.preprocessing, loaded.config) == (("a", "b", "c"), preprocessing, model.config)
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name).half().float())
+    assert main(["convert", str(full), str(half), "--half", "--mask", "2d"]) == 2
+    assert "--half: expected one of our safetensors files and no other option" in capsys.readouterr().err
+    with torch.no_grad():
+        model.head.fc.bias[0] = 1e6
+    ppma.save_checkpoint(model, full)
+    assert main(["convert", str(full), str(half), "--half"]) == 2
+    assert "head.fc.bias: expected weights in the range of float16" in capsys.readouterr().err
 
 
 def test_download(files, tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def test_batch_axes_broadcast():
 
 def test_import_without_extras():
     """Heavy packages load when they are used."""
-    heavy = "{'triton', 'transformers', 'matplotlib', 'gradio', 'onnx', 'onnxruntime', 'tensorboard'}"
+    heavy = "{'triton', 'transformers', 'matplotlib', 'onnx', 'onnxruntime', 'tensorboard'}"
     ours, theirs = (
         subprocess.run(
             [sys.executable, "-c", f"import sys, torch, timm{module}; print(sorted({heavy} & set(sys.modules)))"],
@@ -146,7 +146,6 @@ def test_without_compiler_triton_and_extras_the_torch_backend_serves(tmp_path):
     missing = [
         "triton",
         "matplotlib",
-        "gradio",
         "onnx",
         "onnxscript",
         "onnxruntime",

@@ -30,7 +30,7 @@ def short_run(recipe, name, write, count, tmp_path, *changes):
 @pytest.mark.filterwarnings("ignore:data.root. no")
 def test_small_classification_cifar10(tmp_path):
     summary = short_run("small_classification", CIFAR10, cifar10_folder, 2000, tmp_path)
-    assert summary["val_top1"] > 20  # of ten classes
+    assert summary["val_top1"] > 15  # of ten classes
 
 
 @pytest.mark.slow

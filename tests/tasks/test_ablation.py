@@ -1,5 +1,6 @@
 """`ppma ablate`: masks compared on classification and segmentation."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from ppma.models.profile import profile
 from ppma.tasks.ablation import PAPER
 from ppma.tasks.classification.task import Classification
 from ppma.tasks.segmentation.task import Segmentation
+from ppma.tasks.study import Result
 from ppma_cli import main
 
 
@@ -26,6 +28,11 @@ def test_ablation_command(tmp_path, capsys):
     assert (tmp_path / "2d" / "seed0" / "summary.json").stat().st_mtime_ns == before
     results = json.loads((tmp_path / "ablation.json").read_text())["results"]
     assert [result["mask"] for result in results] == ["none", "2d"]
+    capsys.readouterr()
+    assert main([*command, "--latex", *changes]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "ablation.tex").read_text() in printed
+    assert r"mask & parameters (M) & GFLOPs & images/s & top1 \\" in printed
     assert set(PAPER) == set(ppma.masks.KINDS)
     config = tmp_path / "2d" / "seed0" / "config.yaml"  # as an earlier version wrote it, without a newer key
     config.write_text("".join(line for line in config.open() if not line.startswith("sync_batch_norm_skip")))
@@ -87,6 +94,12 @@ def test_ablation_keeps_finished_runs(tmp_path, capsys):
     assert "2d/seed0 holds best.safetensors, but no checkpoint" in shown.err
     results = json.loads((tmp_path / "ablation.json").read_text())["results"]
     assert [result["mask"] for result in results] == ["none"]
+
+
+def test_result_latex_scores():
+    seeds = Result("2d", 915_718, 10**7, (32, 32), 100.0, "top1", (90.0, 91.0, 92.0), {})
+    assert seeds.latex_scores() == [r"$91.00 \pm 1.00$"]
+    assert dataclasses.replace(seeds, values=(90.0,), others={"far": (80.0,)}).latex_scores() == ["$90.00$", "$80.00$"]
 
 
 @pytest.mark.parametrize("mask", PAPER)

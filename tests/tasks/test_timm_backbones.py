@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
 from PIL import Image
 from short_run import SHORT, SHORT_DENSE, SMALL_DECODER, SMALL_DETECTOR, settings
 
+import ppma
 from ppma.models import open_checkpoint
 from ppma.models.timm_models import TimmModel
 from ppma.tasks.detection.weights import load_detector
@@ -118,7 +120,9 @@ def test_eval_device(classifier, monkeypatch, capsys):
 
 def test_demo(tmp_path, capsys):
     changes = [*SHORT, "model=test_resnet", "data.image_size=32", "data.train_fraction=0.05"]
-    assert main(["demo", "--out", str(tmp_path / "demo"), *changes]) == 0
+    assert main(["demo", "--out", str(tmp_path / "demo"), *changes]) == 2
+    assert "data.test_split: expected a split" in capsys.readouterr().err
+    assert main(["demo", "--out", str(tmp_path / "demo"), *changes, "data.test_split=test"]) == 0
     assert "inside.png" not in capsys.readouterr().out
     assert (tmp_path / "demo" / "confusion.png").is_file()
 
@@ -169,3 +173,9 @@ def test_segmentation_of_vit_refused(scenes, tmp_path, capsys):
     changes = settings(*DENSE, f"data.root={scenes}", "model=vit_small_patch14_dinov2")
     assert main(["train", "scenes_upernet_nano", "--out", str(tmp_path), *changes]) == 2
     assert "got vit_small_patch14_dinov2 with the strides 14" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_retrofitted_vit_named(picture, tmp_path, capsys):
+    ppma.save_retrofit(ppma.retrofit(timm.create_model("test_vit")), tmp_path / "vit.safetensors")
+    assert main(["predict", str(tmp_path / "vit.safetensors"), str(picture)]) == 2
+    assert "`ppma.load_retrofit` loads retrofitted ViTs, got 'retrofit'" in capsys.readouterr().err

@@ -47,7 +47,7 @@ class Products(TorchDispatchMode):
         if func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.linear):
             copies = [_like(a) if isinstance(a, Tensor) else a for a in args]
             plain = func.overloadpacket in (aten.addmm, aten.mm) and not kwargs and copies[-1].mT.is_contiguous()
-            self.calls.append(self._linear(*copies[-2:], copies[:-2]) if plain else lambda: func(*copies))
+            self.calls.append(self._linear(copies[-2], copies[-1], copies[:-2]) if plain else lambda: func(*copies))
         elif func is torch.ops.ppma.polyline_attention.default:
             self._attention(args[0].flatten(2, 3), args[2].flatten(2, 3), 1)
         elif func is torch.ops.ppma.criss_cross_attention.default:
@@ -61,8 +61,8 @@ class Products(TorchDispatchMode):
         weight, bias = transposed.mT, biases[0] if biases else None
         candidates = {name: partial(product, x, weight, bias) for name, product in products().items()}
         if native.unsupported_reason(x.device, x.dtype) is None:
-            shift, packed = x.new_zeros(len(weight)) if bias is None else bias, {}
-            candidates[PACKED] = partial(native.fused_linear, x, weight, shift, None, None, None, 0, packed)
+            shift = x.new_zeros(len(weight)) if bias is None else bias
+            candidates[PACKED] = partial(native.fused_linear, x, weight, shift, None, None, None, 0, {})
         shape = (*x.shape, len(weight))
         if shape not in self.chosen:
             with torch.no_grad(), _disable_current_modes():

@@ -47,7 +47,7 @@ def query_figure(
     panels: QueryPanels,
     query: Token,
     *,
-    columns: int = 6,
+    width: float = style.PAGE,
     scales: Sequence[QueryPanels] | None = None,
 ) -> "Figure":
     """Draw the image with the query, both decays, the mask, and the attention without and with it.
@@ -58,23 +58,23 @@ def query_figure(
         image: (3, height, width), values in [0, 1].
         panels: from `query_panels`.
         query: (i, j).
-        columns: panels per row: 6, 3 or 2.
+        width: of the figure, in inches.
         scales: panels that the colour scales span, for comparable figures; `panels` alone if None.
     """
     grid = (panels.mask.shape[0], panels.mask.shape[1])
     decay, attention = decay_limits(scales or [panels]), attention_limits(scales or [panels])
-    figure = style.new_figure(2.15 * columns, 2.3 * (6 // columns))
-    axes = figure.subplots(6 // columns, columns, squeeze=False).flatten()
-    style.show_image(axes[0], image, "image and query")
-    axes[0].add_patch(style.token_box(query, grid, scale=token_size(image, grid)))
-    style.heatmap(axes[1], panels.alpha, "decay α (horizontal)", limits=decay, colours=style.DECAY_COLOURS)
-    drawn = style.heatmap(axes[2], panels.beta, "decay β (vertical)", limits=decay, colours=style.DECAY_COLOURS)
-    figure.colorbar(drawn, ax=axes[2], shrink=0.75)
-    drawn = style.heatmap(axes[3], panels.mask, "mask", query=query)
-    figure.colorbar(drawn, ax=axes[3], shrink=0.75)
-    style.heatmap(axes[4], panels.attention, "attention without mask", limits=attention, query=query)
-    drawn = style.heatmap(axes[5], panels.masked_attention, "masked attention", limits=attention, query=query)
-    figure.colorbar(drawn, ax=axes[5], shrink=0.75, format="%.2g")
+    figure = style.new_figure(width, 0.66 * width)
+    first, second = figure.subplots(2, 3)
+    style.show_image(first[0], image, "query")
+    first[0].add_patch(style.token_box(query, grid, scale=token_size(image, grid)))
+    style.heatmap(first[1], panels.alpha, "decay α", limits=decay, colours=style.DECAY_COLOURS)
+    drawn = style.heatmap(first[2], panels.beta, "decay β", limits=decay, colours=style.DECAY_COLOURS)
+    style.colour_bar(figure, drawn, first[2])
+    drawn = style.heatmap(second[0], panels.mask, "mask", query=query)
+    style.colour_bar(figure, drawn, second[0])
+    style.heatmap(second[1], panels.attention, "no mask", limits=attention, query=query)
+    drawn = style.heatmap(second[2], panels.masked_attention, "masked", limits=attention, query=query)
+    style.colour_bar(figure, drawn, second[2], "attention", format="%.2g")
     return figure
 
 
@@ -95,7 +95,8 @@ def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figur
         ("attention", [p.attention for p in panels], attention, style.WEIGHT_COLOURS, query),
         ("masked", [p.masked_attention for p in panels], attention, style.WEIGHT_COLOURS, query),
     ]
-    figure = style.new_figure(2.4 + 1.5 * record.heads, 1.5 * len(rows) + 0.3)
+    side = min(1.2, style.PAGE / (1.6 + record.heads))
+    figure = style.new_figure(side * (1.6 + record.heads), side * len(rows) + 0.2)
     grid = figure.subplots(len(rows), 1 + record.heads, squeeze=False)
     first, axes = grid[:, 0], grid[:, 1:]
     style.show_image(first[0], image, "query")
@@ -105,10 +106,10 @@ def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figur
     for row, (name, values, limits, colours, marked) in zip(axes, rows, strict=True):
         for axis, array in zip(row, values, strict=True):
             drawn = style.heatmap(axis, array, "", limits=limits, colours=colours, query=marked)
-        row[0].set_ylabel(name, fontsize=10)
-        figure.colorbar(drawn, ax=list(row), shrink=0.8, format="%.2g")
+        row[0].set_ylabel(name, fontsize=style.FONT)
+        style.colour_bar(figure, drawn, row, format="%.2g", aspect=12)
     for head, axis in enumerate(axes[0]):
-        axis.set_title(f"head {head + 1}", fontsize=10)
+        axis.set_title(f"head {head + 1}", fontsize=style.FONT, pad=3)
     return figure
 
 
@@ -126,7 +127,7 @@ def walk(grid: tuple[int, int], steps: int = 24) -> list[Token]:
 
 
 def query_animation(
-    image: Tensor, record: AttentionRecord, queries: Sequence[Token], *, head: int | None = None, dpi: int = 80
+    image: Tensor, record: AttentionRecord, queries: Sequence[Token], *, head: int | None = None, dpi: int = 110
 ) -> list[Image.Image]:
     """Render a `query_figure` for each query, all on the same colour scales.
 
@@ -139,7 +140,7 @@ def query_animation(
     """
     panels = [query_panels(record, query, head=head) for query in queries]
     return [
-        style.render(query_figure(image, panel, query, columns=3, scales=panels), dpi=dpi)
+        style.render(query_figure(image, panel, query, scales=panels), dpi=dpi)
         for query, panel in track(list(zip(queries, panels, strict=True)), "frames")
     ]
 

@@ -1,4 +1,4 @@
-"""Capture the inputs of a model's attention layers with forward hooks."""
+"""Capture the inputs of a model's masked attention layers with forward hooks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ppma.layers.attention import FORMULATIONS, AttentionInputs, PolylineAttention
+from ppma.layers.retrofit import RetrofitAttention
 from ppma.masks import StructuredMask
 from ppma.ops.options import Combine
+
+MaskedAttention = PolylineAttention | RetrofitAttention
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class AttentionRecord:
         mask: structured mask over the same tokens.
         grid: (H, W).
         prefix: number of tokens before the grid, such as class tokens.
+        mask_name: name of the mask in `ppma.masks.KINDS`.
     """
 
     name: str
@@ -36,6 +40,7 @@ class AttentionRecord:
     mask: StructuredMask
     grid: tuple[int, int]
     prefix: int = 0
+    mask_name: str = "2d"
 
     @property
     def heads(self) -> int:
@@ -43,16 +48,21 @@ class AttentionRecord:
         return self.q.shape[1]
 
 
-def _record(name: str, module: PolylineAttention, inputs: AttentionInputs) -> AttentionRecord:
+def _record(name: str, module: MaskedAttention, inputs: AttentionInputs) -> AttentionRecord:
+    if isinstance(module, RetrofitAttention):
+        combine = module.combine
+    else:
+        combine = FORMULATIONS[module.formulation].combine
     return AttentionRecord(
         name=name,
         kind=module.kind,
-        combine=FORMULATIONS[module.formulation].combine,
+        combine=combine,
         q=inputs.q,
         k=inputs.k,
         mask=inputs.mask,
         grid=inputs.grid,
         prefix=inputs.prefix,
+        mask_name=module.mask,
     )
 
 
@@ -60,11 +70,11 @@ def _record(name: str, module: PolylineAttention, inputs: AttentionInputs) -> At
 def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
     """Record every masked attention that runs inside the context, in order.
 
-    A hook reads the input of each `PolylineAttention` and repeats its projections. The model itself is unchanged: its
-    outputs are bit-identical inside and outside the context.
+    A hook reads the input of each `PolylineAttention` or `RetrofitAttention` and repeats its projections. The model
+    itself is unchanged: its outputs are bit-identical inside and outside the context.
 
     Args:
-        model: any module that contains `PolylineAttention`.
+        model: any module that contains `PolylineAttention`, or a ViT of timm after `ppma.retrofit`.
 
     Yields:
         A list that grows as the model runs.
@@ -81,7 +91,7 @@ def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
     records: list[AttentionRecord] = []
 
     def hook(name: str) -> Any:
-        def record(module: PolylineAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record(module: MaskedAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch.no_grad():
                 records.append(_record(name, module, module.inputs(*args, **kwargs)))
 
@@ -90,7 +100,7 @@ def capture(model: nn.Module) -> Iterator[list[AttentionRecord]]:
     handles = [
         module.register_forward_pre_hook(hook(name), with_kwargs=True)
         for name, module in model.named_modules()
-        if isinstance(module, PolylineAttention)
+        if isinstance(module, MaskedAttention)
     ]
     try:
         yield records
@@ -103,7 +113,7 @@ def capture_image(model: nn.Module, image: Tensor) -> list[AttentionRecord]:
     """Run a model in evaluation mode on one image and record every masked attention.
 
     Args:
-        model: any module that contains `PolylineAttention`.
+        model: any module that contains `PolylineAttention`, or a ViT of timm after `ppma.retrofit`.
         image: (3, height, width), normalised.
 
     Examples:
@@ -120,12 +130,15 @@ def capture_image(model: nn.Module, image: Tensor) -> list[AttentionRecord]:
     finally:
         model.train(was_training)
     if not records:
-        raise ValueError(f"model: expected masked attentions (PolylineAttention) in {type(model).__name__}, found none")
+        raise ValueError(
+            f"model: expected masked attention (PolylineAttention, or a ViT after ppma.retrofit) in "
+            f"{type(model).__name__}, found none"
+        )
     return records
 
 
 def find_record(records: list[AttentionRecord], stage: int, block: int) -> AttentionRecord:
-    """The record of one block of a backbone.
+    """The record of one block of a backbone, or of a plain ViT, which has one stage.
 
     Args:
         records: from `capture` or `capture_image`.
@@ -134,7 +147,7 @@ def find_record(records: list[AttentionRecord], stage: int, block: int) -> Atten
     """
     name = f"stages.{stage}.blocks.{block}.attn"
     for record in records:
-        if record.name.endswith(name):
+        if record.name.endswith(name) or (stage == 0 and record.name == f"blocks.{block}.attn"):
             return record
     names = ", ".join(record.name for record in records)
     raise ValueError(f"stage, block: expected an attention of the model ({names}), got {name}")

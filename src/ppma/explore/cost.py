@@ -1,7 +1,7 @@
-"""Measure and plot time and memory of a product with the mask against the number of tokens."""
+"""Count, measure and plot the cost of a product with the mask against the number of tokens."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppma.explore import style
-from ppma.measure.costs import METHODS, exponent
+from ppma.measure.costs import METHODS, count
 from ppma.measure.memory import peak
 from ppma.measure.timing import interleave
 from ppma.ops import checks, polyline_scan
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHANNELS = 16
+MOST_COUNTED = 64  # side of the largest grid whose multiplications are counted
 SMALLEST_PEAK = 100_000  # bytes; less than this is noise, since the resident set grows in pages
+
+Points = dict[int, float]  # side of the grid -> value
 
 
 @dataclass(frozen=True)
@@ -106,42 +109,56 @@ def measure(largest: int = 256, *, rounds: int = 5, memory: bool = True) -> dict
     return costs
 
 
-def cost_figure(costs: Mapping[str, Cost]) -> "Figure":
-    """Log-log plots of time and, if measured, peak memory against N, with the fitted exponents in the legend.
+def cost_figure(costs: Mapping[str, Cost], *, width: float = style.PAGE) -> "Figure":
+    """Log-log plots of multiplications, time and, if measured, peak memory against N.
 
-    Peaks too small to measure are left out.
+    Multiplications are counted while the code runs, with one channel; their slopes are the exponents of the legend.
+    Times and peaks have fixed costs too, and peaks too small to measure are left out.
 
     Args:
         costs: from `measure`.
+        width: of the figure, in inches.
     """
+    columns: dict[str, Callable[[str, Cost], Points]] = {"multiplications": _counted, "time (ms)": _milliseconds}
+    if all(cost.peak_bytes for cost in costs.values()):
+        columns["peak memory (MB)"] = _megabytes
+    across = style.columns_of(len(columns), width / 1.6)
+    rows = -(-len(columns) // across)
+    figure = style.new_figure(width, rows * 0.75 * width / across + 0.5)
+    axes = figure.subplots(rows, across, squeeze=False).flatten()
     colours = (style.VERMILION, style.ORANGE, style.BLUE, style.GREEN)
-    with_memory = all(cost.peak_bytes for cost in costs.values())
-    figure = style.new_figure(10.4 if with_memory else 5.4, 5.2)
-    axes = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
-    titles = ("time (ms)", "peak memory (MB)")
-    for column, axis in enumerate(axes):
+    for axis, (title, points_of) in zip(axes, columns.items(), strict=False):
         for (name, cost), colour, marker in zip(costs.items(), colours, "os^D", strict=False):
-            points = _milliseconds(cost) if column == 0 else _megabytes(cost)
-            sides, values = list(points), list(points.values())
-            label = f"{CONTENDERS[name].label}, measured $N^{{{_slope(sides, values):.2f}}}$"
-            tokens = [side * side for side in sides]
-            axis.loglog(tokens, values, marker=marker, color=colour, label=label)
-        axis.set_xlabel("tokens N")
-        axis.set_title(titles[column], fontsize=11)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+            points = points_of(name, cost)
+            tokens = [side * side for side in points]
+            axis.loglog(
+                tokens, list(points.values()), marker=marker, color=colour, linewidth=1.2, markersize=3,
+                label=CONTENDERS[name].label,
+            )  # fmt: skip
+        axis.set_xlabel("tokens N", fontsize=style.FONT)
+        axis.set_title(title, fontsize=style.FONT, pad=3)
+        axis.tick_params(labelsize=style.SMALL)
+        axis.grid(alpha=0.3, linewidth=0.5)
+    for axis in axes[len(columns) :]:
+        axis.set_axis_off()
+    handles, labels = axes[0].get_legend_handles_labels()
+    columns_of_legend = 2 if width >= 4 else 1
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns_of_legend, frameon=False, fontsize=style.SMALL
+    )
     return figure
 
 
-def _milliseconds(cost: Cost) -> dict[int, float]:
+def _counted(name: str, cost: Cost) -> Points:
+    """Multiplications for one channel, counted on every grid up to a side that takes a second."""
+    method = next(method for method in METHODS if method.name == name)
+    return {side: float(count(method, side)) for side in cost.sides if side <= MOST_COUNTED}
+
+
+def _milliseconds(name: str, cost: Cost) -> Points:
     return {side: 1e3 * value for side, value in zip(cost.sides, cost.seconds, strict=True)}
 
 
-def _megabytes(cost: Cost) -> dict[int, float]:
+def _megabytes(name: str, cost: Cost) -> Points:
     measurable = zip(cost.sides, cost.peak_bytes, strict=True)
     return {side: value / 1e6 for side, value in measurable if value >= SMALLEST_PEAK}
-
-
-def _slope(sides: Sequence[int], values: Sequence[float]) -> float:
-    """The exponent between the two largest grids, where fixed costs matter least."""
-    return exponent(sides[-2:], values[-2:]) if len(sides) > 1 else float("nan")

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +14,7 @@ from ppma.explore import attention, cost, gallery, matrices, paths, receptive, r
 from ppma.explore.capture import AttentionRecord, capture_image, find_record
 from ppma.explore.images import find_image, sample_names
 from ppma.explore.query import WhatIf, decays, query_panels
-from ppma.explore.subject import Subject, from_name, open_subject, untrained
+from ppma.explore.subject import Subject, default_name, from_name, open_subject, untrained
 from ppma.models import open_checkpoint
 from ppma.models.grid import load_grid
 from ppma.models.published import PUBLISHED
@@ -31,6 +31,7 @@ LARGEST_PATHS = 40  # rows or columns
 LARGEST_3D = 12  # tokens along an axis
 LARGEST_MATRICES = 8  # rows or columns
 LARGEST_MASKS = 64  # a dense mask has side^4 entries
+NARROWEST, WIDEST = 2, 20  # inches
 MOST_FRAMES = 360
 MOST_ROUNDS = 1000
 MOST_IMAGES = 512
@@ -67,12 +68,23 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
 
 def write(arguments: argparse.Namespace) -> str | None:
     """Draw the figure `arguments.name` and write it to `arguments.out`; returns what it shows in words, if anything."""
+    if arguments.width is not None and not NARROWEST <= arguments.width <= WIDEST:
+        raise ValueError(f"width: expected {NARROWEST} to {WIDEST} inches, got {arguments.width:g}")
     with Progress(f"drawing {arguments.name}"):
         if arguments.name in WRITE:
             return WRITE[arguments.name](arguments)
         check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
-        style.save(DRAW[arguments.name](arguments), arguments.out)
+        style.save(DRAW[arguments.name](arguments), arguments.out, width=arguments.width)
         return None
+
+
+def _subject(arguments: argparse.Namespace) -> Subject:
+    return open_subject(arguments.checkpoint, arguments.model or default_name())
+
+
+def _width(arguments: argparse.Namespace) -> float:
+    """The width for which a figure chooses its rows and columns."""
+    return style.PAGE if arguments.width is None else arguments.width
 
 
 def _draw_paths(arguments: argparse.Namespace) -> "Figure":
@@ -99,7 +111,7 @@ def _draw_masks(arguments: argparse.Namespace) -> "Figure":
     # Off centre: in the middle of a disc the masks look alike.
     middle = (3 * grid[0] // 8, grid[1] // 3)
     query = middle if arguments.query is None else _token("query", arguments.query, grid)
-    return gallery.mask_gallery(log_alpha, log_beta, query)
+    return gallery.mask_gallery(log_alpha, log_beta, query, width=_width(arguments))
 
 
 def _tokens(image: str, grid: Pair) -> Tensor:
@@ -111,16 +123,17 @@ def _tokens(image: str, grid: Pair) -> Tensor:
 
 def _capture(subject: Subject, image: str, arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord]:
     """The image as the model sees it, and the selected attention."""
-    depths = subject.model.config.depths
+    model: Any = subject.model
+    depths = (len(model.blocks),) if hasattr(model, "blocks") else subject.backbone.config.depths
     stage = _within("stage", 1 if arguments.stage is None else arguments.stage, len(depths))
     block = _within("block", 1 if arguments.block is None else arguments.block, depths[stage - 1])
     prepared = subject.prepare(find_image(image))
-    return subject.shown(prepared), find_record(capture_image(subject.model, prepared), stage - 1, block - 1)
+    return subject.shown(prepared), find_record(capture_image(model, prepared), stage - 1, block - 1)
 
 
 def _what_if(arguments: argparse.Namespace) -> tuple[Tensor, AttentionRecord, Pair]:
     """The image, the selected attention with the requested changes, and the query."""
-    image, record = _capture(open_subject(arguments.checkpoint, arguments.model), arguments.image, arguments)
+    image, record = _capture(_subject(arguments), arguments.image, arguments)
     edges = gallery.edge_decays(F.adaptive_avg_pool2d(image, record.grid)) if arguments.decays == "edges" else None
     change = WhatIf(arguments.mask, arguments.formulation, edges, arguments.strength)
     middle = record.grid[0] // 2, record.grid[1] // 2
@@ -147,7 +160,8 @@ def _write_attention(arguments: argparse.Namespace) -> None:
         attention.save_gif(attention.query_animation(image, record, queries, head=head), arguments.out)
     else:
         panels = query_panels(record, query, head=head)
-        style.save(attention.query_figure(image, panels, query), arguments.out)
+        figure = attention.query_figure(image, panels, query, width=_width(arguments))
+        style.save(figure, arguments.out, width=arguments.width)
 
 
 def _draw_paths_3d(arguments: argparse.Namespace) -> "Figure":
@@ -166,7 +180,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 def _draw_scans(arguments: argparse.Namespace) -> "Figure":
-    return scans.scans_figure(_check_grid(arguments.grid, LARGEST_PATHS))
+    return scans.scans_figure(_check_grid(arguments.grid, LARGEST_PATHS), width=_width(arguments))
 
 
 def _draw_matrices(arguments: argparse.Namespace) -> "Figure":
@@ -183,38 +197,41 @@ def _write_selectivity(arguments: argparse.Namespace) -> str:
         raise ValueError(f"image: {problems[0]}")
     images = [find_image(file) for file in files[: MOST_IMAGES + 1]]
     _within("image, number of files", len(images), MOST_IMAGES)
-    subject = open_subject(arguments.checkpoint, arguments.model)
+    subject = _subject(arguments)
     subjects = [subject, untrained(subject)] if arguments.untrained else [subject]
     rows = [row for one in subjects for row in selectivity.selectivity(one, images)]
     for path in arguments.out:
         if write_table := tables.get(path.suffix.lower()):
             write_atomically(path, write_table(rows).encode())
         else:
-            style.save(selectivity.selectivity_figure(rows), path)
+            style.save(selectivity.selectivity_figure(rows), path, width=arguments.width)
     return selectivity.selectivity_summary(rows)
 
 
 def _draw_cost(arguments: argparse.Namespace) -> "Figure":
     rounds = _within("rounds", arguments.rounds, MOST_ROUNDS)
-    return cost.cost_figure(cost.measure(arguments.largest, rounds=rounds, memory=arguments.memory))
+    measured = cost.measure(arguments.largest, rounds=rounds, memory=arguments.memory)
+    return cost.cost_figure(measured, width=_width(arguments))
 
 
 def _draw_receptive(arguments: argparse.Namespace) -> "Figure":
     count = _within("images", arguments.images, MOST_IMAGES)
-    if arguments.checkpoint is not None or arguments.model in PUBLISHED:
-        _refuse(arguments, ("masks",), "expected without --checkpoint and published weights, which have one")
-        subjects = [open_subject(arguments.checkpoint, arguments.model)]
-        names = [subjects[0].name]
+    if arguments.masks is None:
+        subjects = [_subject(arguments)]
+        subjects += [untrained(subjects[0])] if subjects[0].trained else []
+        names = [subject.name for subject in subjects]
     else:
-        names = ("none,rmt,2d" if arguments.masks is None else arguments.masks).split(",")
+        if arguments.checkpoint is not None or arguments.model in PUBLISHED:
+            _refuse(arguments, ("masks",), "expected without --checkpoint and published weights, which have one")
+        names = arguments.masks.split(",")
         if len(set(names)) < len(names):
             raise ValueError(f"masks: expected each mask once, got {arguments.masks}")
-        subjects = [from_name(arguments.model, mask=mask) for mask in names]
+        subjects = [from_name(arguments.model or "ppma_nano", mask=mask) for mask in names]
     fields = {}
     for name, subject in zip(names, subjects, strict=True):
-        stage = _within("stage", arguments.stage, len(subject.model.config.depths)) - 1
+        stage = _within("stage", arguments.stage, len(subject.backbone.config.depths)) - 1
         images = receptive.noise_images(count, subject.preprocessing.image_size)
-        fields[name] = receptive.effective_receptive_field(subject.model, images, stage)
+        fields[name] = receptive.effective_receptive_field(subject.backbone, images, stage)
     return receptive.receptive_field_figure(fields)
 
 

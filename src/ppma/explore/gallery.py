@@ -66,18 +66,21 @@ def masks_of_query(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) 
     return {name: mask.dense().exp().mean(0).view(H * W, H * W)[token].view(H, W) for name, mask in built.items()}
 
 
-def mask_gallery(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int]) -> "Figure":
+def mask_gallery(log_alpha: Tensor, log_beta: Tensor, query: tuple[int, int], *, width: float = style.PAGE) -> "Figure":
     """Draw the structured masks of the ablation for one query on one colour scale.
 
     Args:
         log_alpha: (H, W).
         log_beta: (H, W).
         query: (i, j).
+        width: of the figure, in inches.
     """
     panels = masks_of_query(log_alpha, log_beta, query)
-    figure = style.new_figure(2.1 * len(panels), 2.5)
-    axes = figure.subplots(1, len(panels))
+    columns = style.columns_of(len(panels), width)
+    rows = len(panels) // columns
+    figure = style.new_figure(width, rows * (width / columns + 0.1))
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, (name, values) in zip(axes, panels.items(), strict=True):
         image = style.heatmap(axis, values, name, query=query)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="weight of the key")
+    style.colour_bar(figure, image, axes, "weight of the key", aspect=18 * rows)
     return figure

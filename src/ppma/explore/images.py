@@ -1,5 +1,6 @@
 """User images, with size limits, and the bundled sample images."""
 
+import io
 from pathlib import Path
 
 from PIL import Image
@@ -42,21 +43,27 @@ def read_image(path: str | Path) -> Image.Image:
         raise ValueError(f"image: expected a file or a sample ({names}), found none at {str(path)[:200]}")
     if size > MAX_BYTES:
         raise ValueError(f"image: expected at most {MAX_BYTES / 1e6:g} MB, {path.name} has {size / 1e6:.1f} MB")
+    return decode_image(path.read_bytes(), path.name)
+
+
+def decode_image(content: bytes, name: str) -> Image.Image:
+    """Decode the bytes of an image file as RGB; `name` is for messages.
+
+    Raises:
+        ValueError: the image is too large or cannot be read; the message is for the user.
+    """
+    file = io.BytesIO(content)
     try:
-        with Image.open(path, formats=FORMATS) as header:  # reads no pixels yet
+        with Image.open(file, formats=FORMATS) as header:  # reads no pixels yet
             width, height = header.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise ValueError(
-            f"image: expected a picture ({', '.join(FORMATS)}), {path.name} cannot be read as one"
-        ) from None
+        raise ValueError(f"image: expected a picture ({', '.join(FORMATS)}), {name} cannot be read as one") from None
     if width * height > MAX_PIXELS:
-        raise ValueError(f"image: expected at most {MAX_PIXELS / 1e6:g} megapixels, {path.name} has {width} x {height}")
+        raise ValueError(f"image: expected at most {MAX_PIXELS / 1e6:g} megapixels, {name} has {width} x {height}")
     if max(width, height) > MAX_RATIO * min(width, height):
-        raise ValueError(
-            f"image: expected sides in a ratio of at most {MAX_RATIO} to 1, {path.name} has {width} x {height}"
-        )
+        raise ValueError(f"image: expected sides in a ratio of at most {MAX_RATIO} to 1, {name} has {width} x {height}")
     try:
-        return decode(str(path), path.name)
+        return decode(io.BytesIO(content), name)
     except BrokenSampleError as error:
         raise ValueError(f"image: damaged or cut short: {error}") from None
 

@@ -49,15 +49,15 @@ def factors_figure(log_alpha: Tensor, log_beta: Tensor) -> "Figure":
     """
     width = log_alpha.shape[1]
     horizontal, vertical = mask_factors(log_alpha, log_beta)
-    panels = {"L, V2H mask": horizontal @ vertical, "= LH, within rows": horizontal, "× LV, within columns": vertical}
-    figure = style.new_figure(3.4 * len(panels) + 0.8, 3.6)
+    panels = {"L": horizontal @ vertical, "= LH: rows": horizontal, "× LV: columns": vertical}
+    figure = style.new_figure(style.PAGE, 2.3)
     axes = figure.subplots(1, len(panels))
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
         drawn = style.heatmap(axis, values.where(values > 0, torch.nan), title)
         for edge in range(width, len(values), width):
-            axis.axhline(edge - 0.5, color="w", linewidth=0.8)
+            axis.axhline(edge - 0.5, color="w", linewidth=0.6)
             axis.axvline(edge - 0.5, color="w", linewidth=0.8)
-        axis.set_xlabel("key", fontsize=9)
-    axes[0].set_ylabel("query", fontsize=9)
-    figure.colorbar(drawn, ax=list(axes), shrink=0.8)
+        axis.set_xlabel("key", fontsize=style.FONT)
+    axes[0].set_ylabel("query", fontsize=style.FONT)
+    style.colour_bar(figure, drawn, axes)
     return figure

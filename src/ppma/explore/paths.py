@@ -3,11 +3,9 @@
 import itertools
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ppma.explore import style
 from ppma.explore.query import check_query
-from ppma.ops import checks, polyline_mask, reference
+from ppma.ops import checks, reference
 from ppma.ops.options import Path
 
 if TYPE_CHECKING:
@@ -59,51 +57,30 @@ def _draw_path(axis: "Axes", query: Token, key: Token, path: Path, *, width: flo
 
 def _draw_tokens(axis: "Axes", grid: tuple[int, int], query: Token, key: Token, *, size: float) -> None:
     tokens = reference.tokens(*grid)
-    axis.scatter([j for _, j in tokens], [i for i, _ in tokens], s=size, color="0.75", zorder=2)
+    axis.scatter([j for _, j in tokens], [i for i, _ in tokens], s=size, color="0.75", zorder=1)
     axis.scatter([key[1]], [key[0]], s=2.5 * size, color=style.GREEN, zorder=3, label="key", marker="s")
     axis.scatter([query[1]], [query[0]], s=2.5 * size, color=style.QUERY_COLOUR, zorder=4, label="query")
     style.grid_axis(axis, grid)
 
 
-def path_figure(
-    query: Token, key: Token, grid: tuple[int, int] = (6, 8), decays: tuple[Tensor, Tensor] | None = None
-) -> "Figure":
-    """Draw both paths from a key to a query; decays label each edge with its value and each path with its product.
+def path_figure(query: Token, key: Token, grid: tuple[int, int] = (6, 8)) -> "Figure":
+    """Draw both paths from a key to a query.
 
     Args:
         query: (i, j).
         key: (k, l).
         grid: (H, W).
-        decays: alpha and beta, (H, W) each.
     """
     for token in (query, key):
         check_query(token, grid)
-    figure = style.new_figure(1.3 + 0.62 * grid[1], 0.9 + 0.62 * grid[0])
+    side = min(0.45, style.PAGE / max(grid))
+    figure = style.new_figure(max(2.6, side * grid[1]), side * grid[0] + 0.4)
     axis = figure.subplots()
     for path in LINES:
-        _draw_path(axis, query, key, path, width=2.5)
-    _draw_tokens(axis, grid, query, key, size=45)
-    names = [path.upper() for path in LINES]
-    if decays is not None:
-        alpha, beta = decays
-        for path in LINES:
-            _write_decays(axis, path_tokens(query, key, path), alpha, beta)
-        flat = query[0] * grid[1] + query[1], key[0] * grid[1] + key[1]
-        products = [polyline_mask(alpha.log(), beta.log(), paths=path)[flat].item() for path in LINES]
-        names = [f"{name}: {product:.3g}" for name, product in zip(names, products, strict=True)]
-    handles, labels = axis.get_legend_handles_labels()
-    labels[: len(names)] = names
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+        _draw_path(axis, query, key, path, width=2)
+    _draw_tokens(axis, grid, query, key, size=28)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=style.SMALL, columnspacing=1.2)
     return figure
-
-
-def _write_decays(axis: "Axes", walked: list[Token], alpha: Tensor, beta: Tensor) -> None:
-    """Label each edge with its decay: alpha[i, j] belongs to the edge left of (i, j), beta[i, j] to the edge above."""
-    for (i, j), (k, l) in itertools.pairwise(walked):
-        value = alpha[i, max(j, l)] if i == k else beta[max(i, k), j]
-        place = ((j + l) / 2, i - 0.18) if i == k else (j + 0.08, (i + k) / 2)
-        align = "center" if i == k else "left"
-        axis.text(*place, f"{value:.2g}", fontsize=8, ha=align, va="center")
 
 
 def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
@@ -112,17 +89,17 @@ def path_gallery(side: int = 3, path: Path = "v2h") -> "Figure":
         raise ValueError(f"side: expected 1 to 4 (there are side^4 paths), got {side}")
     tokens = reference.tokens(side, side)
     n = len(tokens)
-    figure = style.new_figure(0.9 + 0.72 * n, 0.9 + 0.72 * n)
+    figure = style.new_figure(min(style.PAGE, 0.6 + 0.5 * n), min(style.PAGE, 0.6 + 0.5 * n))
     axes = figure.subplots(n, n, squeeze=False)
     for row, query in zip(axes, tokens, strict=True):
         for axis, key in zip(row, tokens, strict=True):
-            _draw_path(axis, query, key, path, width=1.8)
-            _draw_tokens(axis, (side, side), query, key, size=5)
-        row[0].set_ylabel(f"({query[0] + 1},{query[1] + 1})", fontsize=9)
+            _draw_path(axis, query, key, path, width=1.3)
+            _draw_tokens(axis, (side, side), query, key, size=2.5)
+        row[0].set_ylabel(f"({query[0] + 1},{query[1] + 1})", fontsize=style.SMALL)
     for axis, key in zip(axes[0], tokens, strict=True):
-        axis.set_title(f"({key[0] + 1},{key[1] + 1})", fontsize=9)
-    figure.supxlabel(f"key (square); {path.upper()} paths", fontsize=10)
-    figure.supylabel("query (dot)", fontsize=10)
+        axis.set_title(f"({key[0] + 1},{key[1] + 1})", fontsize=style.SMALL, pad=3)
+    figure.supxlabel(f"key (square); {path.upper()} paths", fontsize=style.FONT)
+    figure.supylabel("query (dot)", fontsize=style.FONT)
     return figure
 
 
@@ -136,19 +113,31 @@ def path_figure_3d(query: tuple[int, int, int], key: tuple[int, int, int], grid:
     """
     import mpl_toolkits.mplot3d  # noqa: F401  # registers the projection
 
-    figure = style.new_figure(5.6, 5.2)
-    axis = figure.add_subplot(projection="3d")
+    figure = style.new_figure(3.6, 3.5)
+    axis = figure.add_subplot(projection="3d", computed_zorder=False)
     D, H, W = grid
     depths, rows, columns = zip(*[(d, i, j) for d in range(D) for i in range(H) for j in range(W)], strict=True)
-    axis.scatter(columns, depths, rows, s=6, color="0.75", depthshade=False)
+    axis.scatter(columns, depths, rows, s=6, color="0.75", depthshade=False, zorder=1)
     labels = ("depth, then rows, then columns", "columns, then rows, then depth")
     for reverse, (colour, dash), label in zip((False, True), LINES.values(), labels, strict=True):
         depth, row, column = zip(*path_points(query, key, reverse=reverse), strict=True)
-        axis.plot(column, depth, row, dash, color=colour, linewidth=2.5, label=label)
+        axis.plot(column, depth, row, dash, color=colour, linewidth=2, label=label, zorder=2)
     for token, colour, name, marker in ((key, style.GREEN, "key", "s"), (query, style.QUERY_COLOUR, "query", "o")):
-        axis.scatter([token[2]], [token[0]], [token[1]], s=70, color=colour, label=name, marker=marker)
-    axis.set(xlabel="column", ylabel="depth", zlabel="row", zlim=(H - 0.5, -0.5))
-    for name, extent in (("x", W), ("y", D), ("z", H)):
+        axis.scatter(
+            [token[2]],
+            [token[0]],
+            [token[1]],
+            s=40,
+            color=colour,
+            label=name,
+            marker=marker,
+            depthshade=False,
+            zorder=3,
+        )
+    axis.set_zlim(H - 0.5, -0.5)
+    for name, label, extent in (("x", "column", W), ("y", "depth", D), ("z", "row", H)):
+        getattr(axis, f"set_{name}label")(label, fontsize=style.FONT, labelpad=-6)
         getattr(axis, f"set_{name}ticks")(range(extent), [str(index + 1) for index in range(extent)])
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+        axis.tick_params(name, labelsize=style.SMALL, pad=-2)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=style.SMALL)
     return figure

@@ -58,17 +58,19 @@ def covering_side(field: Tensor, share: float = 0.5) -> float:
 
 
 def receptive_field_figure(fields: Mapping[str, Tensor]) -> "Figure":
-    """Draw receptive fields on one logarithmic colour scale; titles give the square that holds half of each.
+    """Draw receptive fields on one logarithmic colour scale.
+
+    Below each is the side of the centred square that holds half of it, relative to the image.
 
     Args:
         fields: name -> (height, width), from `effective_receptive_field`.
     """
-    figure = style.new_figure(1.0 + 2.5 * len(fields), 3.0)
+    figure = style.new_figure(min(style.PAGE, 0.8 + 2.3 * len(fields)), 2.5)
     axes = figure.subplots(1, len(fields), squeeze=False)[0]
     for axis, (name, field) in zip(axes, fields.items(), strict=True):
         smallest = torch.tensor(10.0**-DECADES, dtype=field.dtype)
-        title = f"{name}\nhalf within {covering_side(field):.0%} of the side"
-        drawn = style.heatmap(axis, field.maximum(smallest).log10(), title, limits=(-DECADES, 0))
-    bar = figure.colorbar(drawn, ax=list(axes), shrink=0.8, label="influence of a pixel")
+        drawn = style.heatmap(axis, field.maximum(smallest).log10(), name, limits=(-DECADES, 0))
+        axis.set_xlabel(f"half in {covering_side(field):.0%}", fontsize=style.SMALL, labelpad=3)
+    bar = style.colour_bar(figure, drawn, axes, "influence of a pixel")
     bar.set_ticks(range(-DECADES, 1), labels=[f"$10^{{{power}}}$" if power else "1" for power in range(-DECADES, 1)])
     return figure

@@ -65,29 +65,34 @@ def scan_orders(grid: Grid) -> dict[str, tuple[int, ...]]:
         "row scan": curves.row_major(H, W),
         "column scan": curves.column_major(H, W),
         "Hilbert scan": curves.hilbert(H, W),
-        "Hilbert scan, transposed": curves.transposed(curves.hilbert(W, H), H, W),
+        "Hilbert, transposed": curves.transposed(curves.hilbert(W, H), H, W),
     }
 
 
-def scans_figure(grid: Grid = (8, 8)) -> "Figure":
+def scans_figure(grid: Grid = (8, 8), *, width: float = style.PAGE) -> "Figure":
     """Draw each scan, and each edge of the grid in the colour of its distance along the scan; polyline paths last.
 
     Args:
         grid: (H, W).
+        width: of the figure, in inches.
     """
     orders = scan_orders(grid)
     distances = {name: neighbour_distances(order, grid) for name, order in orders.items()}
     distances["polyline paths"] = polyline_distances(grid)
     largest = max([int(d.all().max()) for d in distances.values() if d.all().numel()], default=1)
-    figure = style.new_figure(2.6 * len(distances), 3.2)
-    axes = figure.subplots(1, len(distances), squeeze=False)[0]
-    for axis, (name, found) in zip(axes, distances.items(), strict=True):
+    columns = style.columns_of(len(distances), width / 1.25)  # titles are long
+    rows = -(-len(distances) // columns)
+    figure = style.new_figure(width, rows * (width / columns * grid[0] / grid[1] + 0.3))
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes[len(distances) :]:
+        axis.set_axis_off()
+    for axis, (name, found) in zip(axes, distances.items(), strict=False):
         drawn = _draw_edges(axis, grid, found, largest)
         if name in orders:
-            rows, columns = zip(*(divmod(token, grid[1]) for token in orders[name]), strict=True)
-            axis.plot(columns, rows, color=style.VERMILION, linewidth=1.2, zorder=3)
-        style.grid_axis(axis, grid, f"{name}\n{_summary(found)}")
-    figure.colorbar(drawn, ax=list(axes), shrink=0.8, label="distance along the scan")
+            down, across = zip(*(divmod(token, grid[1]) for token in orders[name]), strict=True)
+            axis.plot(across, down, color=style.VERMILION, linewidth=0.9, zorder=3)
+        style.grid_axis(axis, grid, f"{name}\n{_summary(found)}", size=style.SMALL)
+    style.colour_bar(figure, drawn, axes, "distance along the scan", aspect=18 * rows)
     return figure
 
 
@@ -105,6 +110,6 @@ def _draw_edges(axis, grid: Grid, found: NeighbourDistances, largest: int):  # t
     across = [((j, i), (j + 1, i)) for i in range(H) for j in range(W - 1)]
     down = [((j, i), (j, i + 1)) for i in range(H - 1) for j in range(W)]
     norm = LogNorm(1, max(largest, 2))
-    edges = LineCollection([*across, *down], cmap=style.WEIGHT_COLOURS, norm=norm, linewidths=5, zorder=2)
+    edges = LineCollection([*across, *down], cmap=style.WEIGHT_COLOURS, norm=norm, linewidths=3, zorder=2)
     edges.set_array(found.all().numpy())
     return axis.add_collection(edges)

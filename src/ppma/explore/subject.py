@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from ppma.data.imagenet import readable
+from ppma.data import imagenet
 from ppma.data.preprocessing import Preprocessing
-from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone
+from ppma.models import CONFIGS, BackboneConfig, PolylineBackbone, load_retrofit, open_checkpoint, retrofit
+from ppma.models.checkpoints.metadata import task_key
 from ppma.models.loading import load_classifier
 from ppma.models.published import PUBLISHED
+from ppma.models.timm_models import TimmModel, check_model, is_timm
 from ppma.ops import checks
 
 
@@ -21,18 +23,29 @@ class Subject:
     """A model to inspect.
 
     Attributes:
-        model: the backbone, in evaluation mode.
+        model: a backbone of ours or a ViT of timm after `ppma.retrofit`, in evaluation mode.
         name: for titles.
         preprocessing: transform of its input images.
         trained: whether the weights come from a checkpoint; otherwise they are random.
         classes: class names in the order of the logits; empty if unknown.
     """
 
-    model: PolylineBackbone
+    model: nn.Module
     name: str
     preprocessing: Preprocessing
     trained: bool
     classes: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def backbone(self) -> PolylineBackbone:
+        """The model, if it is one of ours.
+
+        Raises:
+            ValueError: it is a model of timm.
+        """
+        if not isinstance(self.model, PolylineBackbone):
+            raise ValueError(f"model: expected one of our backbones, got timm's {type(self.model).__name__}")
+        return self.model
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Preprocess an image for the model: (3, size, size), normalised."""
@@ -46,10 +59,23 @@ class Subject:
         return (prepared * std + mean).clamp(0, 1)
 
 
+def default_name() -> str:
+    """The first published classifier whose weights are in this package; "ppma_nano" if there is none."""
+    packaged = [one.name for one in PUBLISHED.values() if one.repository is None and one.task == "classification"]
+    return packaged[0] if packaged else "ppma_nano"
+
+
 def open_subject(checkpoint: str | Path | None, name: str) -> Subject:
-    """Open a checkpoint or, if there is none, published weights or an architecture with random weights by name."""
+    """Open a weight file or, if there is none, a model by name.
+
+    Args:
+        checkpoint: a weight file or published weights.
+        name: published weights; an architecture of ours, or a ViT of timm, with random weights; or a ViT of timm with a
+            tag of its pretrained weights, such as "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
+    """
     if checkpoint is None and name not in PUBLISHED:
-        return from_name(name)
+        check_model(name, {})
+        return from_timm(name) if is_timm(name) else from_name(name)
     return from_checkpoint(name if checkpoint is None else checkpoint)
 
 
@@ -67,9 +93,32 @@ def from_name(name: str, *, seed: int = 0, **changes: Any) -> Subject:
     return Subject(model, f"{name} (random weights)", preprocessing, trained=False)
 
 
+def from_timm(name: str) -> Subject:
+    """Build a ViT of timm, with its pretrained weights if the name has a tag; its attention stays without a mask."""
+    trained = "." in name
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = TimmModel(name).create(pretrained=trained)
+    title = name if trained else f"{name} (random weights)"
+    return vit_subject(model, title, trained=trained)
+
+
+def vit_subject(model: nn.Module, name: str, *, trained: bool, classes: tuple[str, ...] = ()) -> Subject:
+    """A ViT of timm; one without masks gets some with all decays 1, which do not change it."""
+    vit: Any = model if hasattr(model, "retrofit_config") else retrofit(model)
+    count = vit.num_classes if trained else 0
+    if not classes and count == len(imagenet.class_ids()):
+        classes = imagenet.class_ids()
+    preprocessing = Preprocessing.from_timm(vit.pretrained_cfg)
+    size = vit.patch_embed.img_size
+    if size is not None:
+        preprocessing = replace(preprocessing, image_size=size[0])
+    return Subject(vit.eval(), name, preprocessing, trained=trained, classes=imagenet.readable(classes))
+
+
 def untrained(subject: Subject, *, seed: int = 0) -> Subject:
     """The same architecture and preprocessing with random weights."""
-    return replace(subject, model=_random(subject.model.config, seed), name="random weights", trained=False)
+    return replace(subject, model=_random(subject.backbone.config, seed), name="random weights", trained=False)
 
 
 def _random(config: BackboneConfig, seed: int) -> PolylineBackbone:
@@ -80,8 +129,11 @@ def _random(config: BackboneConfig, seed: int) -> PolylineBackbone:
 
 def from_checkpoint(path: str | Path) -> Subject:
     """Open a weight file or published weights; classifiers of `ppma train` include their classes and preprocessing."""
-    model, preprocessing, classes = load_classifier(path, headless=True)
-    if not isinstance(model, PolylineBackbone):
-        raise ValueError(f"{path}: expected one of our backbones, got timm's {type(model).__name__}")
     name = str(path) if str(path) in PUBLISHED else Path(path).stem
-    return Subject(model, name, preprocessing, trained=True, classes=readable(classes))
+    checkpoint = open_checkpoint(path)
+    if task_key("retrofit") in checkpoint.metadata:
+        return vit_subject(load_retrofit(path), name, trained=True)
+    model, preprocessing, classes = load_classifier(checkpoint, headless=True)
+    if not isinstance(model, PolylineBackbone):
+        return replace(vit_subject(model, name, trained=True, classes=classes), preprocessing=preprocessing)
+    return Subject(model, name, preprocessing, trained=True, classes=imagenet.readable(classes))

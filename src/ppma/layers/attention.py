@@ -184,7 +184,7 @@ class PolylineAttention(nn.Module):
 
     def structured_mask(self, x: Tensor) -> StructuredMask:
         """The mask for the tokens x (B, H, W, dim), the attention's own input."""
-        log_decays = () if self.decay is None else self.decay(x)
+        log_decays = () if self.decay is None else self.decay(x, self.backend)
         return self.mask_of(log_decays, (x.shape[1], x.shape[2]), x.device)
 
     def mask_of(self, log_decays: tuple[Tensor, ...], grid: tuple[int, int], device: torch.device) -> StructuredMask:

@@ -5,19 +5,20 @@ Both apply one small linear map, shared by the heads, to each head's slice of th
 float32 at least, also under autocast: they are summed along paths.
 """
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ppma.ops import checks
-from ppma.ops.layout import autocast_dtype, compute_dtype
+from ppma.ops.backends.pytorch.block import log_decays_of
+from ppma.ops.decay_head import decay_head
+from ppma.ops.layout import compute_dtype
+from ppma.ops.options import BackendName
 
 STARTS = ("release", "strong")
 # "release": decays start at exp(-a * dt) with a uniform and dt log-uniform in these ranges, in both heads.
@@ -106,21 +107,22 @@ class DecayHead(nn.Module, ABC):
         return torch.empty(shape).uniform_(least, most).exp()
 
     @abstractmethod
-    def activate(self, logits: Tensor) -> Tensor:
-        """Logits (..., heads, outputs) to log-decays <= 0 of the same shape and dtype."""
+    def terms(self) -> tuple[Tensor, Tensor | None, bool]:
+        """Bias and rate, (heads, outputs) each, and whether the activation is softplus: as `decay_head` takes them."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, backend: BackendName = "auto") -> tuple[Tensor, Tensor]:
         """`x` (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
-        dtype = compute_dtype(x.dtype)
-        autocast = autocast_dtype(x.device) is not None
-        with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
-            # The grid is one axis here: with symbolic sizes, export cannot split it off the heads again.
-            slices = x.flatten(1, -2).unflatten(-1, (self.heads, -1)).to(dtype)
-            return self.from_logits(F.linear(slices, self.weight.to(dtype)), x.shape[1:-1])
+        bias, rate, softplus = self.terms()
+        # The grid is one axis here: with symbolic sizes, export cannot split it off the heads again.
+        found = decay_head(x.flatten(1, -2), self.weight, bias, rate, softplus=softplus, backend=backend)
+        log_decays = [log_decay.unflatten(-1, x.shape[1:-1]) for log_decay in found]
+        return log_decays[0], log_decays[-1]
 
     def from_logits(self, logits: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Logits (B, tokens, heads, outputs) of a grid to log_alpha and log_beta."""
-        log_decays = self.activate(logits).unflatten(1, grid).movedim(-2, 1)
+        bias, rate, softplus = self.terms()
+        rate = None if rate is None else rate.to(logits.dtype)
+        log_decays = log_decays_of(logits, bias.to(logits.dtype), rate, softplus).unflatten(1, grid).movedim(-2, 1)
         return log_decays[..., 0], log_decays[..., -1]
 
 
@@ -142,8 +144,8 @@ class ReluDecay(DecayHead):
         else:
             self.bias = nn.Parameter(self._initial_rates(start, shape))
 
-    def activate(self, logits: Tensor) -> Tensor:
-        return -torch.relu(logits + self.bias.to(logits.dtype))
+    def terms(self) -> tuple[Tensor, Tensor | None, bool]:
+        return self.bias, None, False
 
 
 class SoftplusDecay(DecayHead):
@@ -161,11 +163,10 @@ class SoftplusDecay(DecayHead):
         self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
         self.A_log = nn.Parameter(a.log())
 
-    def activate(self, logits: Tensor) -> Tensor:
-        rate = self.A_log.to(logits.dtype).exp()[:, None]
-        shifted = logits + self.dt_bias.to(logits.dtype)[:, None]
-        # softplus; the gradient of F.softplus has other strides in a captured graph than where it runs
-        return -rate * torch.logaddexp(shifted, torch.zeros_like(shifted))
+    def terms(self) -> tuple[Tensor, Tensor | None, bool]:
+        outputs = self.weight.shape[0]
+        rate = self.A_log.to(compute_dtype(self.A_log.dtype)).exp()
+        return self.dt_bias[:, None].expand(-1, outputs), rate[:, None].expand(-1, outputs), True
 
 
 class ZeroStartDecay(DecayHead):
@@ -184,10 +185,8 @@ class ZeroStartDecay(DecayHead):
         self.bias = nn.Parameter(torch.full(shape, math.log(math.expm1(1.0))))  # softplus(bias) = 1
         self.rate = nn.Parameter(torch.zeros(shape))
 
-    def activate(self, logits: Tensor) -> Tensor:
-        free, shifted = self.rate.to(logits.dtype), logits + self.bias.to(logits.dtype)
-        rate = free + (free.clamp(min=0) - free).detach()
-        return -rate * torch.logaddexp(shifted, torch.zeros_like(shifted))
+    def terms(self) -> tuple[Tensor, Tensor | None, bool]:
+        return self.bias, self.rate + (self.rate.clamp(min=0) - self.rate).detach(), True
 
 
 DECAYS: dict[str, type[DecayHead]] = {"relu": ReluDecay, "softplus": SoftplusDecay}

@@ -8,7 +8,7 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from ppma import masks
-from ppma.layers.attention import attend
+from ppma.layers.attention import AttentionInputs, attend
 from ppma.layers.decay import DECAYS, DecayHead, ZeroStartDecay
 from ppma.masks import PrefixedMask
 from ppma.ops.options import BackendName, Combine
@@ -111,6 +111,19 @@ class RetrofitAttention(nn.Module):
         Returns:
             (B, prefix + H*W, dim).
         """
+        q, k, v, mask, *_ = self.inputs(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)
+        out = attend(self.kind, mask, q, k, v, combine=self.combine, backend=self.backend)
+        out = out.flatten(2, 3).transpose(1, 2).flatten(-2)
+        if self.norm is not None:
+            out = self.norm(out)
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
+
+    def inputs(
+        self, x: Tensor, *, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> AttentionInputs:
+        """The inputs of the attention; arguments as in `forward`."""
         if attn_mask is not None or is_causal:
             raise ValueError("attn_mask, is_causal: expected None and False, a retrofitted attention has its own mask")
         N, grid = x.shape[1], self.recorder.grid
@@ -125,17 +138,11 @@ class RetrofitAttention(nn.Module):
             k, v = (tokens.repeat_interleave(self.heads // self.key_heads, 1) for tokens in (k, v))
         build = masks.KINDS[self.mask].build
         assert build is not None
-        mask, shape = build(*self.decay(x[:, self.prefix :].unflatten(1, grid))), grid
+        mask, shape = build(*self.decay(x[:, self.prefix :].unflatten(1, grid), self.backend)), grid
         if self.prefix:
             mask, shape = PrefixedMask(mask, self.prefix, grid), (1, N)
         q, k, v = (tokens.unflatten(-2, shape) for tokens in (q, k, v))
-        out = attend(self.kind, mask, q, k, v, combine=self.combine, backend=self.backend)
-        out = out.flatten(2, 3).transpose(1, 2).flatten(-2)
-        if self.norm is not None:
-            out = self.norm(out)
-        if self.gate is not None:
-            out = out * self.gate(x).sigmoid()
-        return self.proj_drop(self.proj(out))
+        return AttentionInputs(q, k, v, mask, grid, self.prefix)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, (B, heads, N, head_dim) each."""

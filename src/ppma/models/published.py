@@ -24,7 +24,7 @@ class PublishedWeights:
         data: set that it was trained on.
         backbone: registered name of its backbone.
         parameters: number of parameters of the whole model, with its heads.
-        figure: result that its authors report.
+        figure: result; that of a file on the Hub is what its authors report.
         license: of the weights.
         repository: on the Hugging Face Hub; None for a file of this package.
         file: path in the repository, or in this package.

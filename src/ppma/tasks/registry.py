@@ -34,7 +34,8 @@ def task_class(name: object, source: str = "task") -> type[Task[Any]]:
         >>> task_class("classification").monitor
         'top1'
     """
-    configs.require(isinstance(name, str) and name in TASKS, source, f"one of {', '.join(TASKS)}", name)
+    hint = "; `ppma.load_retrofit` loads retrofitted ViTs" if name == "retrofit" else ""
+    configs.require(isinstance(name, str) and name in TASKS, source, f"one of {', '.join(TASKS)}{hint}", name)
     found = TASKS[str(name)]
     return pkgutil.resolve_name(found) if isinstance(found, str) else found
 

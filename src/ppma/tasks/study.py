@@ -47,6 +47,14 @@ class Result:
     values: tuple[float, ...]
     others: dict[str, tuple[float, ...]]
 
+    def latex_scores(self) -> list[str]:
+        """Cells of a LaTeX table: mean and, of several values, standard deviation; of the metric and further splits."""
+        cells = []
+        for values in (self.values, *self.others.values()):
+            spread = rf" \pm {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"${statistics.mean(values):.2f}{spread}$")
+        return cells
+
     def scores(self, reference: "Result | None" = None) -> str:
         """Cells of a table: mean, standard deviation and each value, for the metric and for each further split.
 
@@ -72,7 +80,7 @@ class Study(ABC):
 
     Attributes:
         kind: what a variant is, "mask" or "model".
-        stem: of the files with the results, `out/STEM.md` and `out/STEM.json`.
+        stem: of the files with the results, `out/STEM.md`, `out/STEM.tex` and `out/STEM.json`.
     """
 
     kind: ClassVar[str]
@@ -100,9 +108,9 @@ class Study(ABC):
         self.values: dict[str, list[dict[str, float]]] = {name: [] for name in models}
 
     @property
-    def files(self) -> tuple[Path, Path]:
-        """The table in Markdown, and the results in JSON."""
-        return self.out / f"{self.stem}.md", self.out / f"{self.stem}.json"
+    def files(self) -> tuple[Path, ...]:
+        """The table in Markdown and in LaTeX, and the results in JSON."""
+        return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "tex", "json"))
 
     def run(self) -> None:
         """Train the missing runs; after each, write the results."""
@@ -137,11 +145,29 @@ class Study(ABC):
     def table(self) -> str:
         """The results in Markdown."""
 
+    def latex(self) -> str:
+        """The results as a table for LaTeX with the package booktabs: mean ± standard deviation over the seeds."""
+        results = self.results()
+        heads = [self.kind, "parameters (M)", "GFLOPs", "images/s", self.metric, *results[0].others]
+        rows = [
+            [
+                result.name,
+                f"{result.parameters / 1e6:.2f}",
+                f"{result.macs / 1e9:.3f}",
+                f"{result.images_per_second:.0f}",
+                *result.latex_scores(),
+            ]
+            for result in results
+        ]
+        head, *body = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in (heads, *rows)]
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
+
     def _write(self) -> None:
         results = [dataclasses.asdict(result) for result in self.results()]
         results = [{self.kind: result.pop("name"), **result} for result in results]
         document = json.dumps({"config": configs.to_dict(self.config), "results": results}, indent=2)
-        for path, text in zip(self.files, (self.table(), document), strict=True):
+        for path, text in zip(self.files, (self.table(), self.latex(), document), strict=True):
             write_atomically(path, f"{text}\n".encode())
 
 

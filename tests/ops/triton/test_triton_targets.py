@@ -64,11 +64,14 @@ def test_every_target(operator, target, d, dtype):
 
 
 @pytest.mark.parametrize(("allowed", "instruction"), [(True, "HMMA.1688.F32.TF32"), (False, "FFMA")])
-def test_tf32_as_pytorch_allows(allowed, instruction, monkeypatch):
+def test_tf32_as_pytorch_allows(allowed, instruction):
     """Products of float32 run on the matrix units only where PyTorch's do."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
-    with recording() as launches:
-        cases.record_criss_cross(cases.attention_inputs(1, 1, 16, 16, 16, torch.float32), "hadamard", False)
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        with recording() as launches:
+            cases.record_criss_cross(cases.attention_inputs(1, 1, 16, 16, 16, torch.float32), "hadamard", False)
+    finally:
+        torch.set_float32_matmul_precision("highest")
     names, _ = _sass(compile_for(launches[-1], "sm_80").asm["cubin"])
     assert any(name.startswith("HMMA") for name in names) == allowed
     assert any(name.startswith(instruction) for name in names)

@@ -9,6 +9,7 @@ from short_run import assert_resume_gives_the_same_bits, one_thread, settings
 import ppma
 from ppma.data.label_maps import IGNORED
 from ppma.models.grid import load_grid
+from ppma.tasks.ablation import Ablation
 from ppma.tasks.regions.task import PixelAccuracy
 from ppma.tasks.registry import load_config
 from ppma_cli import main
@@ -100,3 +101,20 @@ def test_ablation_table(tmp_path, capsys):
     assert (stored.grid.kinds, stored.grid.formulation, stored.seed) == (("linear",), "release", 1)
     assert main([*command, "--vary", "formulation", *settings(*SMALL)]) == 2
     assert "vary: expected KEY=VALUE,VALUE,..., got 'formulation'" in capsys.readouterr().err
+
+
+def test_vary_lists(tmp_path):
+    """A value may be a list, and every combination of two settings is trained."""
+    study = Ablation(
+        load_config("regions", SMALL), ["2d"], 1, tmp_path,
+        ["model_args.decay_start=[0.3,0.8,0.3],strong", "optimizer.decay_lr_scale=1,10"],
+    )  # fmt: skip
+    found = {
+        name: (runs[0][0].grid.decay_start, runs[0][0].optimizer.decay_lr_scale) for name, runs in study.runs.items()
+    }
+    assert found == {
+        "2d,decay_start=[0.3,0.8,0.3],decay_lr_scale=1": ((0.3, 0.8, 0.3), 1.0),
+        "2d,decay_start=[0.3,0.8,0.3],decay_lr_scale=10": ((0.3, 0.8, 0.3), 10.0),
+        "2d,decay_start=strong,decay_lr_scale=1": ("strong", 1.0),
+        "2d,decay_start=strong,decay_lr_scale=10": ("strong", 10.0),
+    }

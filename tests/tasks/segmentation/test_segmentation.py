@@ -29,7 +29,7 @@ from ppma.engine.logging import read_rows
 from ppma.tasks.registry import load_config
 from ppma.tasks.run import train
 from ppma.tasks.segmentation.losses import pixel_loss
-from ppma.tasks.segmentation.metrics import PixelMetrics
+from ppma.tasks.segmentation.metrics import PixelMetrics, boundary_band
 from ppma.tasks.segmentation.model import Scores
 from ppma.tasks.segmentation.scoring import InferenceConfig, probabilities, slide, window_starts
 from ppma.tasks.segmentation.weights import load_segmenter
@@ -73,6 +73,42 @@ def test_metrics_by_hand():
         {"class": "c", "count": 1, "IoU": 50, "accuracy": 100, "precision": 50},
         {"class": "d", "count": 0, "IoU": None, "accuracy": None, "precision": None},
     ]
+
+
+def test_boundary_band_by_erosion():
+    """A pixel is in the band unless every pixel of the window around it has its label."""
+    labels, width = torch.randint(3, (9, 12), generator=torch.Generator().manual_seed(0)).repeat_interleave(3, 1), 2
+    labels = labels.repeat_interleave(4, 0)
+    height, columns = labels.shape
+    band = boundary_band(labels, width)
+    for row in range(height):
+        for column in range(columns):
+            inside = width <= row < height - width and width <= column < columns - width
+            window = labels[row - width : row + width + 1, column - width : column + width + 1]
+            same = inside and bool((window == labels[row, column]).all())
+            assert bool(band[row, column]) != same
+    assert 0 < band.float().mean() < 1
+
+
+def test_boundary_iou_shift():
+    """A square that is shifted by one pixel: the boundary IoU is far below the IoU."""
+    labels = torch.zeros(80, 60, dtype=torch.int64)  # diagonal 100, so the band is 2 pixels wide
+    labels[20:60, 20:40] = 1
+    metrics = PixelMetrics("ab", PLAIN, InferenceConfig())
+    metrics.add(labels, labels)
+    assert metrics.compute([metrics.state()])["boundary_mIoU"] == 100
+    metrics = PixelMetrics("ab", PLAIN, InferenceConfig())
+    metrics.add(labels.roll(1, 1), labels)
+    ring = 40 * 20 - 36 * 16  # pixels of the square's band
+    shared = 2 * 2 * 19 + 2 * 1 * 36  # of the bands along rows, and of those along columns
+    expected = {"square": shared / (2 * ring - shared)}
+    border = 80 * 60 - 76 * 56  # the image's edge belongs to the band of the background
+    outer = 44 * 24 - 40 * 20
+    common = border + 2 * 2 * 23 + 2 * 1 * 40
+    expected["background"] = common / (2 * (border + outer) - common)
+    measured = metrics.compute([metrics.state()])
+    assert measured["boundary_mIoU"] == pytest.approx(50 * sum(expected.values()))
+    assert measured["boundary_mIoU"] < measured["mIoU"] - 20
 
 
 def test_pixel_loss_mean():

@@ -10,6 +10,7 @@ from ppma.bench.gpu.targets import Resources, compile_for, resources
 from ppma.ops.backends.contract import Five
 from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.triton.decay_head import decay_head
 from ppma.ops.backends.triton.depthwise import depthwise_conv
 from ppma.ops.backends.triton.launch import Launch, recording
 from ppma.ops.backends.triton.linear import BAND_ROWS, linear_attention, linear_attention_backward
@@ -79,6 +80,15 @@ def record_depthwise(tensors: Five, combine: Combine, backward: bool) -> None:
         _forward_or_backward(lambda: (depthwise_conv(x, weight, bias, residual, gelu),), backward)  # noqa: B023
 
 
+def record_decay_head(tensors: Five, combine: Combine, backward: bool) -> None:
+    """The decay head of the paper or, for "logit", of the authors' release."""
+    batch, heads, height, width, d = tensors[2].shape
+    x = tensors[2].new_empty((batch, height * width, heads * d)).requires_grad_(backward)
+    weight, bias = (x.new_empty(shape, dtype=torch.float32) for shape in ((2, d), (heads, 2)))
+    softplus = combine == "logit"
+    _forward_or_backward(lambda: decay_head(x, weight, bias, bias if softplus else None, softplus), backward)
+
+
 def _forward_or_backward(function: Callable[[], tuple[torch.Tensor, ...]], backward: bool) -> None:
     if not backward:
         function()
@@ -129,6 +139,7 @@ CASES = (
     Case("polyline_attention", record_attention, 56, 72, COMBINES),
     Case("linear_attention", record_linear, BAND_ROWS + 32, 56, ("hadamard",)),
     Case("rotary_split", record_rotary, 14, 14, ("hadamard",)),
+    Case("decay_head", record_decay_head, 14, 14, COMBINES),
     Case("depthwise_conv", record_depthwise, 14, 14, ("hadamard",)),
 )
 
@@ -150,6 +161,7 @@ def _name(launch: Launch) -> str:
         words += ["tables"] if a.get("TABLES") else []
     if "K" in a:
         words += [f"{a['K']}x{a['K']}", *(["GELU"] if a["GELU"] else [])]
+    words += ["softplus"] if a.get("SOFTPLUS") else []
     if "BACK" in a:
         words.append("backward" if a["BACK"] else "forward")
     if "CHUNK" in a:

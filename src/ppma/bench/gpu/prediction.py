@@ -3,7 +3,7 @@
 A launch takes at least as long as its busiest part: memory, matrix units, instruction issue, special functions. That is
 a bound from below, for the kernels with a mask and for the same kernels compiled without one. The rest of a model is
 bounded in the same way, operation by operation, as it runs eagerly in bfloat16, with the fused kernels for rotary
-embeddings and depthwise convolutions, of which the bytes count.
+embeddings, decay heads and depthwise convolutions, of which the bytes count.
 """
 
 from collections.abc import Iterable, Iterator
@@ -204,7 +204,7 @@ def _operations(model: str, mask: bool, train: bool, batch: int) -> tuple[Work, 
 
 @contextmanager
 def _composed_kernels() -> Iterator[list[Launch]]:
-    """Record the Triton kernels of rotary splits and convolutions, which "auto" runs on a GPU, on the meta device."""
+    """Record the Triton kernels around the attention, which "auto" runs on a GPU, on the meta device."""
     with (
         mock.patch.dict(backends._COMPOSED, meta="triton"),
         mock.patch.object(triton_backend, "unsupported_reason", return_value=None),

@@ -11,6 +11,6 @@
 
 from ppma.models.checkpoints.reader import Checkpoint, open_checkpoint
 from ppma.models.checkpoints.weights import CheckpointError
-from ppma.models.checkpoints.writer import write_checkpoint
+from ppma.models.checkpoints.writer import write_checkpoint, write_half
 
-__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "open_checkpoint", "write_checkpoint", "write_half"]

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ppma.atomic import write_atomically
 from ppma.models.checkpoints.metadata import BACKBONE_KEY, describe, task_key
+from ppma.models.checkpoints.reader import Checkpoint
+from ppma.models.checkpoints.weights import CheckpointError
 from ppma.models.config import BackboneConfig
 from ppma.models.timm_models import TimmModel
 
@@ -47,6 +50,24 @@ def write_safetensors(path: str | Path, state: Mapping[str, Tensor], metadata: d
     """Write weights and metadata atomically, the same bytes each time."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     write_atomically(Path(path), _sorted(safetensors.torch.save(tensors, metadata)))
+
+
+def write_half(source: Checkpoint, path: str | Path) -> None:
+    """Write the weights of one of our files as float16, which models load as their own dtype.
+
+    Args:
+        source: an open file of our format.
+        path: of the new file.
+
+    Raises:
+        CheckpointError: a weight exceeds the range of float16.
+    """
+    state = {}
+    for name, tensor in source.contents.items():
+        state[name] = tensor.half() if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point() and not torch.isfinite(state[name]).all():
+            raise CheckpointError(f"{source.path}: {name}: expected weights in the range of float16")
+    write_safetensors(path, state, dict(source.metadata))
 
 
 def _sorted(content: bytes) -> bytes:

@@ -178,7 +178,7 @@ def _wide(value: Any) -> Any:
 
 
 def compose(name: str, operator: str, *arguments: Any) -> Any:
-    """Run an operation that has kernels and a composition of PyTorch operations: convolution, rotary split.
+    """Run an operation that has kernels and a composition of PyTorch operations: convolution, rotary split, decay head.
 
     The kernels run in eager mode. The composition runs in captured graphs, which must not depend on a library that may
     be missing where they are loaded; under `torch.func` and forward mode; on the CPU under autocast; and where the

@@ -117,6 +117,10 @@ class Backend(Protocol):
         """Rotated q and k, and v (B, N, heads, d), of a packed (B, N, 3 * heads * d); differentiable by itself."""
 
     @staticmethod
+    def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:
+        """As `ppma.ops.decay_head.decay_head`; differentiable by itself."""
+
+    @staticmethod
     def fused_linear(
         x: Tensor,
         weight: Tensor,

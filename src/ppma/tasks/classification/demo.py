@@ -37,6 +37,8 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     config = load_config(RECIPE, ["log=[csv]", *assignments])
     if not isinstance(config, ClassificationConfig):
         raise ConfigError(f"task: expected a classification, got {config.task}")
+    if config.data.test_split is None:
+        raise ConfigError("data.test_split: expected a split, on which the demonstration reports, got null")
     _check_folder(out)
     say = ProgressLine("demo", 0).say
     say(worked_example())
@@ -44,7 +46,7 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
     summary = train(config, out, overwrite=True)
 
     model, preprocessing, classes = load_classifier(out / "best.safetensors")
-    test = TransformedImages(open_images(config.data, config.data.test_split or "test"), preprocessing.transform())
+    test = TransformedImages(open_images(config.data, config.data.test_split), preprocessing.transform())
     images, labels = collate([test[index] for index in range(len(test))])
     with torch.inference_mode():
         predicted = torch.cat([model(part).argmax(1) for part in images.split(config.batch_size)])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from ppma.explore import capture_image, query_panels, style
+from ppma.explore.attention import decay_limits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,28 +14,31 @@ if TYPE_CHECKING:
 
 def look_figure(model: nn.Module, images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
     """Plot decays, mask and attention of the first and the last grid, with a row for each image (3, height, width)."""
-    names = ("decay α", "decay β", "mask of the query", "attention of the query", "last full attention")
-    figure = style.new_figure(12, 2.1 * len(images))
+    names = ("decay α", "decay β", "mask", "attention", "last grid")
+    figure = style.new_figure(style.PAGE, 1.25 * len(images))
     axes = figure.subplots(len(images), 1 + len(names), squeeze=False)
     for row, image, title in zip(axes, images, titles, strict=True):
         records = capture_image(model, image)
         first, last = records[0], next(record for record in reversed(records) if min(record.grid) >= 4)
         query, last_query = _brightest(image, first.grid), _brightest(image, last.grid)
         panels = query_panels(first, query)
+        last_attention = query_panels(last, last_query).masked_attention
+        decay = decay_limits([panels])
         values = [
-            (panels.alpha, None),
-            (panels.beta, None),
-            (panels.mask, query),
-            (panels.masked_attention, query),
-            (query_panels(last, last_query).masked_attention, last_query),
+            (panels.alpha, None, decay, style.DECAY_COLOURS),
+            (panels.beta, None, decay, style.DECAY_COLOURS),
+            (panels.mask, query, (0.0, 1.0), style.WEIGHT_COLOURS),
+            (panels.masked_attention, query, (0.0, panels.masked_attention.max().item()), style.WEIGHT_COLOURS),
+            (last_attention, last_query, (0.0, last_attention.max().item()), style.WEIGHT_COLOURS),
         ]
         row[0].imshow(image.mean(0).numpy(), cmap="gray")
-        style.hide_ticks(row[0], title, size=8)
-        for axis, (panel, marked), name in zip(row[1:], values, names, strict=True):
-            inside = panel[~panel.isnan()]
-            limits = (inside.min().item(), inside.max().item())
-            style.heatmap(axis, panel, "", limits=limits, query=marked)
-            axis.set_title(name, fontsize=8)
+        style.hide_ticks(row[0], title, size=style.SMALL)
+        for axis, (panel, marked, limits, colours), name in zip(row[1:], values, names, strict=True):
+            drawn = style.heatmap(
+                axis, panel, name if row is axes[0] else "", limits=limits, colours=colours, query=marked
+            )
+            if name != "decay α":  # both decays share the scale
+                style.colour_bar(figure, drawn, axis, format="%.2g", aspect=12)
     return figure
 
 

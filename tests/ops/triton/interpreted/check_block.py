@@ -1,6 +1,7 @@
-"""The operations of a block around the attention: rotary split and depthwise convolution."""
+"""The operations of a block around the attention: rotary split, decay head and depthwise convolution."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from triton_cases import DEVICE, HALF
 import ppma
 from ppma.ops import backends, depthwise, rotary
 from ppma.ops.backends import pytorch
+from ppma.ops.decay_head import decay_head
 from ppma.testing import assert_accurate, outputs_and_gradients
 
 
@@ -61,6 +63,43 @@ def test_rotary_overwrite_in_place():
     storage = packed.untyped_storage().data_ptr()
     assert all(tensor.untyped_storage().data_ptr() == storage for tensor in (q, k, v))
     assert all(one.equal(other) for one, other in zip((q, k, v), expected, strict=True))
+
+
+def decay_inputs(tokens, heads, d, outputs, rate, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, tokens, heads * d), (outputs, d), (heads, outputs), *([(heads, outputs)] if rate else [])]
+    return [torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape in shapes]
+
+
+def decays(*tensors, softplus, backend):
+    return torch.cat(decay_head(*tensors, softplus=softplus, backend=backend))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "d", "outputs", "softplus"),
+    [(1, 1, 1, 1, False), (35, 3, 20, 2, False), (9, 2, 16, 2, True), (140, 1, 16, 1, True)],
+)
+def test_decay_head_accuracy(tokens, heads, d, outputs, softplus, dtype):
+    """Parameters stay in float32."""
+    x, *parameters = decay_inputs(tokens, heads, d, outputs, softplus, dtype)
+    fast, exact = (functools.partial(decays, softplus=softplus, backend=backend) for backend in ("triton", "torch"))
+    # Gradients of parameters sum all tokens, logits all channels.
+    assert_accurate(fast, exact, [x, *(p.float() for p in parameters)], 2 * tokens * heads + d + 16)
+
+
+def test_decay_head_softplus_small():
+    """Far left softplus is exp: no digits are lost in a sum with 1."""
+    x, weight, bias, rate = decay_inputs(3, 1, 16, 1, True)
+    (found,) = decay_head(0 * x, weight, 0 * bias - 15.0, 0 * rate + 1.0, softplus=True, backend="triton")
+    torch.testing.assert_close(found, torch.full_like(found, -math.log1p(math.exp(-15.0))), rtol=1e-6, atol=0.0)
+
+
+def test_decay_head_nan_kept():
+    x, weight, bias = decay_inputs(3, 1, 16, 1, False)
+    x[0, 1, 2] = torch.nan
+    (found,) = decay_head(x, weight, bias, backend="triton")
+    assert found.isnan().sum() == 1
 
 
 def conv_inputs(shape, kernel, residual=True, bias=True, dtype=torch.float32):

@@ -8,6 +8,7 @@ import triton
 
 from ppma.ops.backends.triton.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.triton.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.triton.decay_head import decay_head
 from ppma.ops.backends.triton.depthwise import depthwise_conv
 from ppma.ops.backends.triton.launch import INTERPRETED
 from ppma.ops.backends.triton.linear import linear_attention, linear_attention_backward
@@ -17,6 +18,7 @@ from ppma.ops.backends.triton.scan import polyline_scan, polyline_scan_backward
 __all__ = [
     "criss_cross_attention",
     "criss_cross_attention_backward",
+    "decay_head",
     "depthwise_conv",
     "linear_attention",
     "linear_attention_backward",
