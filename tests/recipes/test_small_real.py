@@ -21,7 +21,7 @@ def short_run(recipe, name, write, count, tmp_path, *changes):
     write(source, tmp_path / "data", count)
     length = ("steps=100", "eval_steps=100", "schedule.warmup_steps=10", "workers=0", "log=[csv]", "log_steps=10")
     summary = train(recipe, tmp_path / "run", assignments=[f"data.root={tmp_path / 'data'}", *length, *changes])
-    losses = [row["loss"] for row in read_rows(tmp_path / "run" / "metrics.csv") if "loss" in row]
+    losses = [row["train_loss"] for row in read_rows(tmp_path / "run" / "metrics.csv") if row.get("train_loss")]
     assert losses[-1] < losses[0]
     return summary
 
