@@ -74,10 +74,10 @@ IMAGES := docs/images
 FIGURE = $(BIN)/ppma figure
 figures: $(INSTALLED)
 	$(FIGURE) masks --out $(IMAGES)/masks.png
-	for name in scans matrices paths paths-3d pairs cost; do $(FIGURE) $$name --out $(IMAGES)/$$name.svg || exit 1; done
-	$(FIGURE) attention --image cat --stage 2 --out $(IMAGES)/attention.svg
-	$(FIGURE) attention --image cat --stage 2 --out $(IMAGES)/query.gif
-	$(FIGURE) heads --image cat --stage 2 --out $(IMAGES)/heads.svg
+	for name in scans matrices paths paths-3d pairs; do $(FIGURE) $$name --out $(IMAGES)/$$name.svg || exit 1; done
+	$(FIGURE) cost --largest 128 --no-memory --out $(IMAGES)/cost.svg
+	for file in attention.svg query.gif; do $(FIGURE) attention --image rocket --out $(IMAGES)/$$file || exit 1; done
+	$(FIGURE) heads --image rocket --out $(IMAGES)/heads.svg
 	$(FIGURE) receptive-field --out $(IMAGES)/receptive-field.svg
 	$(BIN)/ppma explore --static docs/explorer.html
 

@@ -72,10 +72,10 @@ def test_compiler(command, expected, monkeypatch):
 
 def test_extras_missing(monkeypatch, capsys):
     installed = doctor._version
-    found = {"gradio": "5.9", "onnx": None}
+    found = {"shtab": "1.0", "onnx": None}
     monkeypatch.setattr(doctor, "_version", lambda name: found[name] if name in found else installed(name))
     missing = doctor.extras()
-    assert missing["explore"] == ["gradio>=6"]
+    assert missing["completion"] == ["shtab>=1.7"]
     assert missing["export"] == ["onnx>=1.17"]
     assert missing["train"] == []
     assert "all" not in missing

@@ -25,6 +25,12 @@ CONFIG = RunConfig(task="t", model="ppma_nano", epochs=300, batch_size=8, lr=1e-
 SCALED = {"layer_scale": (None, None, 1e-6, 1e-6), "formulation": "release"}
 
 
+def test_adamw_fused_on_cpu():
+    model = nn.Linear(3, 4)
+    assert make_optimizer(CONFIG, model).defaults["fused"]
+    assert not make_optimizer(CONFIG, model.to("meta")).defaults["fused"]
+
+
 def test_ema_short_run(tmp_path):
     """Without a warm-up, 94 % of the average would be the random start, which guesses."""
     settings = ("samples=200", "batch_size=20", "epochs=6", "eval_epochs=6", "dropout=0")

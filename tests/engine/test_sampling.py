@@ -10,7 +10,7 @@ from stand_in import make
 
 from ppma.engine.distributed import World
 from ppma.engine.evaluation import BrokenSamples, TooManyBrokenError
-from ppma.engine.sampling import StepSampler, epoch_order, eval_batches, seeded, train_batches
+from ppma.engine.sampling import Key, SeededSamples, StepSampler, epoch_order, eval_batches, seeded, train_batches
 
 
 def batches(*, world=None, steps=range(12), accumulate=1, workers=0, repeats=1, settings=(), weights=None):
@@ -77,6 +77,18 @@ def test_train_batches_keep_global_generators():
     with seeded(1):
         batches()
         assert draws() == undisturbed
+
+
+def test_samples_by_batch_and_one_by_one():
+    """The same draws, whether the generators are seeded in a batch or for a single sample."""
+    task = make()
+    read = SeededSamples(task.train_data(), 3, replace=True)
+    keys = [Key(0, position, sample) for position, sample in enumerate((5, 1, 5))]
+    single, batch = (
+        task.collate([read[key].sample for key in keys]),
+        task.collate([item.sample for item in read.__getitems__(keys)]),
+    )
+    assert all(torch.equal(a, b) for a, b in zip(single, batch, strict=True))
 
 
 def test_batches_broken_samples():

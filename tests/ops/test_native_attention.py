@@ -313,14 +313,15 @@ def test_memory_linear_in_tokens(function, width):
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("paths", ["v2h", "2d"])
 @pytest.mark.parametrize("grid", [(13, 14), (9, 5)], ids=str)
-@pytest.mark.parametrize(("largest_logit", "strongest"), [(30.0, 20.0), (140.0, 20.0), (140.0, 300.0)])
-def test_forward_strong_decays_large_logits(isa, combine, paths, grid, largest_logit, strongest):
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("largest_logit", "strongest"), [(29.9, 300.0), (30.0, 20.0), (140.0, 20.0), (140.0, 300.0)])
+def test_forward_strong_decays_large_logits(isa, function, combine, paths, grid, largest_logit, strongest):
     """Where masks underflow in linear form, a logit may still lift their keys above all others."""
     inputs = make_inputs(grid, d=16, dv=8)
     inputs[0] *= largest_logit / (inputs[0].norm(dim=-1).max() * inputs[1].norm(dim=-1).max() / 4)
     for index in (3, 4):
         inputs[index] = -strongest * torch.rand(inputs[index].shape, generator=torch.Generator().manual_seed(index))
-    run = functools.partial(ppma.polyline_attention, combine=combine, paths=paths)
+    run = functools.partial(function, combine=combine, paths=paths)
     with torch.no_grad():
         result = run(*inputs, backend="native")
         exact = run(*(tensor.double() for tensor in inputs), backend="reference")
@@ -332,12 +333,41 @@ def test_forward_strong_decays_large_logits(isa, combine, paths, grid, largest_l
 
 
 @pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_forward_decays_0_and_1(isa, function, combine):
+    """With decays of 1 the weights add up to 1, and nothing crosses a decay of 0."""
+    q, k, v, log_alpha, log_beta = make_inputs((6, 19), d=16, dv=16)
+    run = functools.partial(function, combine=combine, paths="v2h", backend="native")
+    with torch.no_grad():
+        constant = run(q, k, torch.ones_like(v), torch.zeros_like(log_alpha), torch.zeros_like(log_beta))
+        assert (constant - 1).abs().max() <= 2.0**-24 * roundings((6, 19), 16)
+        log_alpha[..., 10] = -torch.inf
+        other = v.clone()
+        other[..., 10:, :] = 1e30
+        before, after = (run(q, k, values, log_alpha, log_beta)[..., :10, :] for values in (v, other))
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_forward_nan(isa, function, index):
+    """NaN in a query or key reaches the output of every token that uses it."""
+    inputs = make_inputs((5, 9), d=16, dv=16)
+    inputs[index][0, 0, 2, 3, 1] = torch.nan
+    with torch.no_grad():
+        out = function(*inputs, backend="native")
+    assert out[0, 0, 2, 3].isnan().all()
+    assert out[0, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_forward_any_number_of_threads(isa, combine, batch, threads):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_forward_any_number_of_threads(isa, function, combine, batch, threads):
     inputs, results = make_inputs((14, 14), d=16, dv=16, batch=batch), []
     for count in (1, 2, 3):
         threads(count)
         with torch.no_grad():
-            results.append(ppma.polyline_attention(*inputs, combine=combine, backend="native"))
+            results.append(function(*inputs, combine=combine, backend="native"))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

@@ -52,6 +52,14 @@ def test_every_instruction_set(isa, monkeypatch):
     assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))
 
 
+@pytest.mark.parametrize("shape", [(150, 2, 3, 20), (66, 4, 4, 70)], ids=str)
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_depthwise_groups_of_images(shape, kernel):
+    """More than one small image in a task, and a smaller last group."""
+    fast, exact = (functools.partial(f, gelu=True) for f in (depthwise.depthwise_conv, composition))
+    assert_accurate(fast, exact, inputs(shape, kernel), roundings(shape, kernel))
+
+
 def test_depthwise_packed_slice():
     packed = torch.randn(2, 5, 6, 96)
     x = packed[..., 64:].requires_grad_()

@@ -135,16 +135,17 @@ def test_builds_reproducible(sdist, wheel, tmp_path):
     assert build("wheel", tmp_path / "second", tmp_path).read_bytes() == wheel.read_bytes()
 
 
-def test_light_installation(light):
+def test_light_installation(light, tmp_path):
     said = run(light / "ppma", "doctor")
     assert str(light.parent) in said.splitlines()[0]
     assert " in use (" in said
     assert "[export]      missing: pip install 'onnx>=1.17'" in said
     assert "ppma_nano" in run(light / "ppma", "info")
     assert len(run(light / "ppma", "recipes").splitlines()) > 40
-    assert "ppma figure: needs the package 'matplotlib'" in run(
-        light / "ppma", "figure", "masks", "--out", "/dev/null", ok=False
-    )
+    code = "import ppma, timm; print(timm.create_model('ppma_nano', pretrained=True).num_classes)"
+    assert run(light / "python", "-c", code, HF_HUB_OFFLINE="1") == "10\n"
+    figure = run(light / "ppma", "figure", "masks", "--out", tmp_path / "masks.png", ok=False)
+    assert figure == "ppma figure: needs the package 'matplotlib': pip install 'ppma[all]'\n"
 
 
 def test_demo(folder, wheel, tmp_path):

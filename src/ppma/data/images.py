@@ -66,8 +66,6 @@ class AugmentConfig:
     """Data augmentation of training images, by timm.
 
     Attributes:
-        size: side of the model's input in training; None for the data's image_size. Most of a training on smaller
-            images takes less time; end it with some epochs at the full size.
         scale: range of the random crop's area, as a fraction of the image.
         ratio: range of the random crop's aspect ratio.
         hflip: probability of a horizontal flip.
@@ -81,7 +79,6 @@ class AugmentConfig:
         mix_switch: probability of CutMix when both are on.
     """
 
-    size: int | None = None
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     hflip: float = 0.5
@@ -100,7 +97,6 @@ class AugmentConfig:
         for key in ("scale", "ratio"):
             low, high = getattr(self, key)
             require(0 < low <= high, key, "two ascending numbers > 0", getattr(self, key))
-        require(self.size is None or self.size >= 8, "size", "at least 8", self.size)
         require(self.scale[1] <= 1, "scale", "fractions of the image's area, at most 1", self.scale)
 
 
@@ -160,9 +156,9 @@ def open_training_images(data: ImageDataConfig) -> ImageSource:
 
 
 def train_transform(data: ImageDataConfig, augment: AugmentConfig) -> Transform:
-    """The training transform, from an image to a normalised (3, size, size) tensor, by default of image_size."""
+    """The training transform, from an image to a normalised (3, image_size, image_size) tensor."""
     return create_transform(
-        augment.size or data.image_size,
+        data.image_size,
         is_training=True,
         scale=augment.scale,
         ratio=augment.ratio,

@@ -74,7 +74,7 @@ def query_figure(
     style.colour_bar(figure, drawn, second[0])
     style.heatmap(second[1], panels.attention, "no mask", limits=attention, query=query)
     drawn = style.heatmap(second[2], panels.masked_attention, "masked", limits=attention, query=query)
-    style.colour_bar(figure, drawn, second[2], "attention", format="%.2g")
+    style.colour_bar(figure, drawn, second[2], "attention")
     return figure
 
 
@@ -107,7 +107,7 @@ def heads_figure(image: Tensor, record: AttentionRecord, query: Token) -> "Figur
         for axis, array in zip(row, values, strict=True):
             drawn = style.heatmap(axis, array, "", limits=limits, colours=colours, query=marked)
         row[0].set_ylabel(name, fontsize=style.FONT)
-        style.colour_bar(figure, drawn, row, format="%.2g", aspect=12)
+        style.colour_bar(figure, drawn, row, aspect=12)
     for head, axis in enumerate(axes[0]):
         axis.set_title(f"head {head + 1}", fontsize=style.FONT, pad=3)
     return figure

@@ -140,13 +140,13 @@ def fused_linear(
         threads=torch.get_num_threads(),
         dtype=x.dtype,
     )
-    candidates: dict[str, Callable[[], Tensor]] = {
-        PACKED: partial(backends.compose, "auto", "fused_linear", *arguments)
-    }
+    own = partial(backends.compose if x.dtype == torch.float32 else _in_float32, "auto", "fused_linear", *arguments)
     chosen = _choices.get(shape)
-    if chosen != PACKED:
-        for name, product in products().items():
-            candidates[name] = partial(pytorch.fused_linear, *arguments, product=product)
+    if chosen == PACKED:
+        return own()
+    candidates: dict[str, Callable[[], Tensor]] = {PACKED: own}
+    for name, product in products().items():
+        candidates[name] = partial(pytorch.fused_linear, *arguments, product=product)
     if chosen is None:
         chosen = _choices[shape] = fastest(candidates)
     return candidates[chosen]()

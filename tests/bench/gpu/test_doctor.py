@@ -9,7 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from ppma.bench.gpu import doctor
+from ppma.bench.gpu import cases, doctor
+from ppma.bench.gpu.targets import compile_for
+from ppma.ops.backends.triton.launch import recording
 from ppma_cli import main
 
 
@@ -57,6 +59,18 @@ def test_examine_fallback_fails(monkeypatch):
     assert "fell back" in text
 
 
+def test_compiled_kernels_counted():
+    tensors = cases.attention_inputs(1, 1, 7, 7, 16, torch.float16)
+    with recording() as launches:
+        cases.record_rotary(tensors, "hadamard", backward=False)
+    compile_for(launches[0], "sm_89")
+    before = doctor.compiled_kernels()
+    compile_for(launches[0], "sm_89")
+    assert doctor.compiled_kernels() == before > 0
+    compile_for(launches[0], "sm_90")
+    assert doctor.compiled_kernels() == before + 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_doctor_command_without_gpu(tmp_path, capsys):
     assert main(["doctor", "--gpu", "--output", str(tmp_path / "report.md")]) == 2
@@ -70,5 +84,5 @@ def test_doctor_command_dry_run(tmp_path):
     command = [sys.executable, "-m", "ppma", "doctor", "--gpu", "--dry-run", "--output", str(report)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("passed") >= 9
+    assert done.stdout.count("passed") >= 10
     assert "ppma doctor on the CPU (dry run)" in report.read_text()

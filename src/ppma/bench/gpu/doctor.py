@@ -4,6 +4,7 @@ A dry run takes the CPU and Triton's interpreter in place of the GPU, and small 
 """
 
 import platform
+import sys
 import time
 import traceback
 import warnings
@@ -16,10 +17,11 @@ import timm
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 import ppma
 import ppma.models
-from ppma.bench.gpu import doctor_ddp, measure
+from ppma.bench.gpu import doctor_block, doctor_ddp, measure
 from ppma.bench.report import Report
 from ppma.ops import backends
 from ppma.ops.backends.triton.launch import INTERPRETED
@@ -137,6 +139,11 @@ def _assert_accurate(doctor: Doctor, operator: str, tensors: list[Tensor], optio
         raise AssertionError(f"{operator} {tuple(given[0].shape)} {given[0].dtype} {options}: {error}") from error
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def check_block(doctor: Doctor) -> str:
+    """What is fused around the attention, against float64: rotary embeddings, decay heads, convolutions."""
+    return doctor_block.run(doctor.device, doctor.backend, ((2, 3),) if doctor.dry else GRIDS)
 
 
 def check_channels(doctor: Doctor) -> str:
@@ -257,17 +264,28 @@ def check_compile(doctor: Doctor) -> str:
     return ", ".join(str(mode or "inductor") for mode in modes)
 
 
+def compiled_kernels() -> int:
+    """How many variants of the kernels Triton holds, compiled or loaded from disk."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("ppma.ops.backends.triton.")]
+    kernels = {
+        id(value): value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)
+    }
+    return sum(len(caches[0]) for kernel in kernels.values() for caches in kernel.device_caches.values())
+
+
 def check_image_sizes(doctor: Doctor) -> str:
-    """How long another image size takes the first time, and the second."""
+    """Another image size compiles nothing; how long both take the first time."""
     doctor.needs_gpu()
     model = timm.create_model("ppma_tiny").to(doctor.device).eval()
-    seconds = []
-    for size in (224, 256, 256):
+    found = []
+    for size in (224, 256):
         start = time.perf_counter()
         ppma.warmup(model, [(size, size)], dtype=torch.bfloat16)
         torch.cuda.synchronize(doctor.device)
-        seconds.append(time.perf_counter() - start)
-    return "224: {:.1f} s, then 256: {:.1f} s, again: {:.2f} s".format(*seconds)
+        found.append((compiled_kernels(), time.perf_counter() - start))
+    (kernels, first), (more, second) = found
+    assert more == kernels, f"256 x 256 compiled {more - kernels} kernels after 224 x 224"
+    return f"224: {kernels} kernels, {first:.1f} s; 256: none more, {second:.1f} s"
 
 
 def check_ddp(doctor: Doctor) -> str:
@@ -301,9 +319,9 @@ def check_profile(doctor: Doctor) -> str:
 
 
 CHECKS: tuple[Callable[[Doctor], str], ...] = (
-    check_environment, check_backend, check_accuracy, check_channels, check_gradient_strides, check_repeatable,
-    check_other_device, check_stream_and_graph, check_extremes, check_large, check_compile, check_image_sizes,
-    check_ddp, check_timings, check_profile,
+    check_environment, check_backend, check_accuracy, check_block, check_channels, check_gradient_strides,
+    check_repeatable, check_other_device, check_stream_and_graph, check_extremes, check_large, check_compile,
+    check_image_sizes, check_ddp, check_timings, check_profile,
 )  # fmt: skip
 
 

@@ -94,21 +94,16 @@ def work_of(launch: Launch, target: str) -> Work:
     return Work(moved, 2 * count * matrix_products(launch), count * cost.instructions, count * cost.special)
 
 
-def _fields(value: Any) -> tuple[Any, ...]:
-    """The members of a plain tuple of fields, or the value itself."""
-    return value if type(value) is tuple else (value,)
-
-
 def bytes_of(launch: Launch) -> int:
     """Every tensor once, or twice if it is overwritten, whichever names it has; of a band of rows its part."""
     arguments, tensors = launch.arguments, dict[Any, Tensor]()
-    flat = [(name, one) for name, value in arguments.items() for one in _fields(value)]
-    for name, value in flat:
-        if isinstance(value, Field | Tensor):
-            tensor = value.data if isinstance(value, Field) else value
-            place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel()
-            key = (*place, name.startswith("out_"), type(value))
-            tensors[key] = tensor
+    for name, argument in arguments.items():
+        for value in argument if type(argument) is tuple else (argument,):  # a field is another kind of tuple
+            if isinstance(value, Field | Tensor):
+                tensor = value.data if isinstance(value, Field) else value
+                place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel())
+                key = (*place, name.startswith("out_"), type(value))
+                tensors[key] = tensor
     band = arguments["rows"] / arguments["beta"].data.shape[3] if "start" in arguments else 1.0
     return sum(
         int(tensor.numel() * tensor.element_size() * (band if kind is Field else 1.0))

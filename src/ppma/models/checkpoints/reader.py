@@ -101,14 +101,25 @@ class Checkpoint:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """Preprocessing of a classifier's images, None if the file has none."""
+        """Preprocessing of a classifier, or of a square with the shorter side of a segmentation model; else None."""
         fields = {name: value for name, value in self._facts.items() if name != "classes"}
+        data = self._segmented
+        if data is not None:
+            square = {"image_size": data["short_side"], "interpolation": "bilinear", "crop_pct": 1.0}
+            fields = {**square, "mean": data["mean"], "std": data["std"]}
         if not fields or "config" in fields:
             return None
         try:
             return configs.build(Preprocessing, fields, source=f"{self.path}: {keys.task_key(self.task)}")
         except configs.ConfigError as error:
             raise CheckpointError(str(error)) from None
+
+    @property
+    def _segmented(self) -> dict[str, Any] | None:
+        """The data that a segmentation model was trained on, as its run was configured."""
+        config = self._facts.get("config")
+        data = config.get("data") if isinstance(config, dict) else None
+        return data if isinstance(data, dict) and {"short_side", "mean", "std"} <= data.keys() else None
 
     def run_config(self, schema: type[configs.Schema]) -> configs.Schema:
         """The configuration of the run that wrote the file: those of its fields that the schema has."""

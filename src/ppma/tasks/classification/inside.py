@@ -17,7 +17,7 @@ def look_figure(model: nn.Module, images: Sequence[Tensor], titles: Sequence[str
     names = ("decay α", "decay β", "mask", "attention", "last grid")
     figure = style.new_figure(style.PAGE, 1.25 * len(images))
     axes = figure.subplots(len(images), 1 + len(names), squeeze=False)
-    for row, image, title in zip(axes, images, titles, strict=True):
+    for number, (row, image, title) in enumerate(zip(axes, images, titles, strict=True)):
         records = capture_image(model, image)
         first, last = records[0], next(record for record in reversed(records) if min(record.grid) >= 4)
         query, last_query = _brightest(image, first.grid), _brightest(image, last.grid)
@@ -34,11 +34,9 @@ def look_figure(model: nn.Module, images: Sequence[Tensor], titles: Sequence[str
         row[0].imshow(image.mean(0).numpy(), cmap="gray")
         style.hide_ticks(row[0], title, size=style.SMALL)
         for axis, (panel, marked, limits, colours), name in zip(row[1:], values, names, strict=True):
-            drawn = style.heatmap(
-                axis, panel, name if row is axes[0] else "", limits=limits, colours=colours, query=marked
-            )
+            drawn = style.heatmap(axis, panel, "" if number else name, limits=limits, colours=colours, query=marked)
             if name != "decay α":  # both decays share the scale
-                style.colour_bar(figure, drawn, axis, format="%.2g", aspect=12)
+                style.colour_bar(figure, drawn, axis, aspect=12)
     return figure
 
 

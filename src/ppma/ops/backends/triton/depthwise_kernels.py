@@ -100,7 +100,7 @@ def depthwise_forward(
     is complete then, and the others move up.
     """
     PAD: tl.constexpr = K // 2
-    batch, top, strip, first, _ = band_tile(H, channels, band, tl.cdiv(W, BLOCK_W), BLOCK_C)
+    batch, top, strip, first, _number = band_tile(H, channels, band, tl.cdiv(W, BLOCK_W), BLOCK_C)
     taps = load_taps(weight, first, channels, residual is None, K, WHOLE, BLOCK_C)
     zero = tl.zeros((BLOCK_W, BLOCK_C), tl.float32)
     offset = zero
@@ -114,7 +114,7 @@ def depthwise_forward(
             mask = patch_mask(row, col + (dx - PAD), 0, H, W, first, channels, WHOLE, BLOCK_C)
             value = load_patch(x, batch, row, col + (dx - PAD), first, mask, BLOCK_C)
             if GELU:
-                value, _ = gelu(value)
+                value, _slope = gelu(value)
             longer = ()
             for place in tl.static_range(K):  # the output row `row - PAD + place`
                 longer = longer + (sums[place] + value * taps[(K - 1 - place) * K + dx],)  # noqa: RUF005
@@ -142,7 +142,7 @@ def depthwise_backward(
     OWN says that act(x) itself was added. `sums` is (programs, K * K + 1, channels), the bias last.
     """
     PAD: tl.constexpr = K // 2
-    batch, top, _, first, number = band_tile(H, channels, band, 1, BLOCK_C)
+    batch, top, _strip, first, number = band_tile(H, channels, band, 1, BLOCK_C)
     taps = load_taps(weight, first, channels, OWN, K, WHOLE, BLOCK_C)
     zero = tl.zeros((BLOCK_W, BLOCK_C), tl.float32)
     tap_sums = (zero,) * (K * K)

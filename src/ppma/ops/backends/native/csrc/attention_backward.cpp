@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "attention_tiles.h"
+#include "lane_sums.h"
 
 using namespace ppma;
 
@@ -59,6 +60,7 @@ struct ThreadScratch {
   float* delta[2];
   float *of_query_rows, *of_key_rows;  // sums of X and Xt over the tiles' other rows, as the factors of TileMask
   float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
+  float* lanes;                        // key rows x kLanes: sums that are still to be added up
   TileMask<kLogit> mask;
 
   ThreadScratch(Arena& arena, const AttentionParams& params, const Runs& query_runs, const Runs& key_runs)
@@ -76,6 +78,7 @@ struct ThreadScratch {
         of_key_rows(arena.take(key_runs.most_rows() * query_runs.most_columns() * padded(key_runs.most_columns()))),
         at_keys(arena.take(query_runs.most_rows() * key_runs.most_rows() * padded(key_runs.most_columns()))),
         at_queries(arena.take(query_runs.most_rows() * key_runs.most_rows() * query_runs.most_columns())),
+        lanes(arena.take(padded(key_runs.most_rows()) * kLanes)),
         mask(arena, query_runs, key_runs) {}
 };
 
@@ -193,11 +196,18 @@ class Backward {
     score_tile(head_, own_.queries, queries.tokens(), keys, own_.keys_transposed, own_.scores);
     product(rows_of(own_.grad_out, padded(dv)), {own_.values_transposed, stride}, queries.tokens(), padded(count), dv,
             Store{own_.grad_map, stride});
+    int64_t vectors = v2h_ && h2v_ ? padded(keys.columns) / kLanes : 0;
     for (int64_t r = 0; r < queries.rows; ++r)
       for (int64_t j = 0; j < queries.columns; ++j) {
         int64_t query = r * queries.columns + j;
-        bool certain = own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f;
-        certain ? differentiate<true>(r, j, queries, keys, stride) : differentiate<false>(r, j, queries, keys, stride);
+        if (own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f)
+          differentiate<true, 0>(r, j, queries, keys, stride);
+        else if (vectors == 1)
+          differentiate<false, 1>(r, j, queries, keys, stride);
+        else if (vectors == 2)
+          differentiate<false, 2>(r, j, queries, keys, stride);
+        else
+          differentiate<false, 0>(r, j, queries, keys, stride);
       }
 
     int64_t token = keys.row * params_.width + keys.column;
@@ -215,39 +225,45 @@ class Backward {
   }
 
   // For the query of row r and column j of a block: from score and gradient of the map to weight and gradient of the
-  // score, and the sums of X and Xt. `kCertain`: there may be a weight of exactly 1.
-  template <bool kCertain>
+  // score, and the sums of X and Xt. `kCertain`: there may be a weight of exactly 1. `kVectors`: of a key row, with both
+  // paths; 0 for any number and any paths. What does not change from key row to key row then stays in registers.
+  template <bool kCertain, int kVectors>
   void differentiate(int64_t r, int64_t j, const Run& queries, const Run& keys, int64_t stride) {
-    int64_t query = r * queries.columns + j;
+    constexpr int kHeld = kVectors > 0 ? kVectors : 1;
+    const bool v2h = kVectors > 0 || v2h_, h2v = kVectors > 0 || h2v_;
+    const int64_t query = r * queries.columns + j, columns = keys.columns, width = width_;
     const float* of_query_row = own_.mask.of_query_row(r, j);
-    float* sum_of_query_row = own_.of_query_rows + query * width_;
-    float top[2] = {own_.top[0][query], own_.top[two_][query]};
-    float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
-    float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
+    float* sum_of_query_row = own_.of_query_rows + query * width;
+    const float top[2] = {own_.top[0][query], own_.top[two_][query]};
+    const float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
+    const float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
+    Vec held_mask[kHeld], held_sum[kHeld];
+    for (int n = 0; n < kVectors; ++n)
+      held_mask[n] = load(of_query_row + n * kLanes), held_sum[n] = load(sum_of_query_row + n * kLanes);
     // Loaded before the vector in front of it is stored, whose last lanes may be its first: a load of what has just been
     // stored in part waits for the store.
     Vec next_score = load(own_.scores + query * stride), next_grad = load(own_.grad_map + query * stride);
-    for (int64_t t = 0; t < keys.rows; ++t) {
-      float* scores = own_.scores + query * stride + t * keys.columns;
-      float* grad_map = own_.grad_map + query * stride + t * keys.columns;
+    float *scores = own_.scores + query * stride, *grad_map = own_.grad_map + query * stride;
+    float* lanes = own_.lanes;
+    for (int64_t t = 0; t < keys.rows; ++t, scores += columns, grad_map += columns) {
       const float *of_key_row = own_.mask.of_key_row(t, j), *at_keys = own_.mask.at_keys(r, t);
-      float at_query = own_.mask.at_queries(r, t)[j];
-      float* sum_of_key_row = own_.of_key_rows + (t * queries.columns + j) * width_;
-      float* sum_at_keys = own_.at_keys + (r * keys.rows + t) * width_;
+      const float at_query = own_.mask.at_queries(r, t)[j];
+      float* sum_of_key_row = own_.of_key_rows + (t * queries.columns + j) * width;
+      float* sum_at_keys = own_.at_keys + (r * keys.rows + t) * width;
       Vec at_this_query{};
-      for (int64_t l = 0; l < keys.columns; l += kLanes) {
-        IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
+      auto vector = [&](int64_t l, const Vec& mask_of_query_row, Vec& sum) {
+        IntVec inside = lane_index() < static_cast<int>(columns - l);
         Vec score = next_score, grad = next_grad, x{}, xt{}, weight{}, grad_score;
-        int64_t next = std::min(l + kLanes, keys.columns);
+        int64_t next = std::min(l + kLanes, columns);
         next_score = load(scores + next), next_grad = load(grad_map + next);
         if (kLogit) {
-          if (v2h_) {
-            Vec logit = score + (load(of_query_row + l) + load(at_keys + l));
+          if (v2h) {
+            Vec logit = score + (mask_of_query_row + load(at_keys + l));
             Vec p = exp_weight(logit - top[0]) * inverse[0];
             x = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[0]), Vec{});
             weight += p * weight_of_path;
           }
-          if (h2v_) {
+          if (h2v) {
             Vec logit = score + (load(of_key_row + l) + at_query);
             Vec p = exp_weight(logit - top[1]) * inverse[1];
             xt = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[1]), Vec{});
@@ -256,27 +272,43 @@ class Backward {
           grad_score = x + xt;
         } else {
           Vec p = exp_weight(score - top[0]) * inverse[0];
-          Vec v2h = v2h_ ? load(of_query_row + l) * load(at_keys + l) : Vec{};
-          Vec h2v = h2v_ ? load(of_key_row + l) * at_query : Vec{};
+          Vec of_v2h = v2h ? mask_of_query_row * load(at_keys + l) : Vec{};
+          Vec of_h2v = h2v ? load(of_key_row + l) * at_query : Vec{};
           Vec weighted = select(inside, p * grad, Vec{});
-          x = weighted * v2h;
-          xt = weighted * h2v;
-          weight = p * (v2h + h2v);
+          x = weighted * of_v2h;
+          xt = weighted * of_h2v;
+          weight = p * (of_v2h + of_h2v);
           grad_score = x + xt - p * delta[0];
           if (kCertain) grad_score = select(p != 1.0f, grad_score, Vec{});
         }
         store(scores + l, select(inside, weight, score));
         store(grad_map + l, select(inside, grad_score, grad));
-        if (v2h_) {
-          store(sum_of_query_row + l, load(sum_of_query_row + l) + x);
+        if (v2h) {
+          sum += x;
           store(sum_at_keys + l, j == 0 ? x : load(sum_at_keys + l) + x);
         }
-        if (h2v_) {
+        if (h2v) {
           store(sum_of_key_row + l, r == 0 ? xt : load(sum_of_key_row + l) + xt);
           at_this_query += xt;
         }
+      };
+      if (kVectors > 0) {
+#pragma GCC unroll 2
+        for (int n = 0; n < kHeld; ++n) vector(n * kLanes, held_mask[n], held_sum[n]);
+      } else {
+        for (int64_t l = 0; l < columns; l += kLanes) {
+          Vec sum = v2h ? load(sum_of_query_row + l) : Vec{};
+          vector(l, v2h ? load(of_query_row + l) : Vec{}, sum);
+          if (v2h) store(sum_of_query_row + l, sum);
+        }
       }
-      if (h2v_) own_.at_queries[(r * keys.rows + t) * queries.columns + j] = sum(at_this_query);
+      store(lanes + t * kLanes, at_this_query);
+    }
+    for (int n = 0; n < kVectors; ++n) store(sum_of_query_row + n * kLanes, held_sum[n]);
+    for (int64_t t = 0; h2v && t < keys.rows; t += kLanes) {
+      Vec sums = sum_each(lanes + t * kLanes);
+      for (int lane = 0; lane < kLanes && t + lane < keys.rows; ++lane)
+        own_.at_queries[(r * keys.rows + t + lane) * queries.columns + j] = sums[lane];
     }
   }
 

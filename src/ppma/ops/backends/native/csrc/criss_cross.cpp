@@ -14,20 +14,21 @@ constexpr int64_t kKeptFloats = 1 << 20;
 
 // The memory that one thread needs for a line.
 struct ThreadScratch {
-  float *map, *row_scale;  // n x n, n
-  float* values;           // n x dv
+  float *map, *row_scale;   // n x n, n
+  float *values, *of_rows;  // n x dv
   LineScratch line;
 
   ThreadScratch(Arena& arena, const AttentionParams& params, int64_t n)
       : map(arena.take(n * padded(n))),
-        row_scale(arena.take(n)),
+        row_scale(arena.take(padded(n))),
         values(arena.take(n * padded(params.dv))),
+        of_rows(arena.take(n * padded(params.dv))),
         line(arena, n, params.d) {}
 };
 
 // The memory of one head, shared by the threads that work on it.
 struct HeadScratch {
-  float *after_columns, *after_rows;  // tokens x dv
+  float *after_columns, *after_rows;  // tokens x dv; what H2V makes of after_rows replaces it
   bool keeps_maps;
   float *row_maps, *row_scales;
 
@@ -36,7 +37,7 @@ struct HeadScratch {
         after_rows(arena.take(params.tokens() * padded(params.dv))),
         keeps_maps(params.v2h && params.h2v && params.tokens() * padded(params.width) <= kKeptFloats),
         row_maps(arena.take(keeps_maps ? params.tokens() * padded(params.width) : 0)),
-        row_scales(arena.take(keeps_maps ? params.tokens() : 0)) {}
+        row_scales(arena.take(keeps_maps ? params.height * padded(params.width) : 0)) {}
 };
 
 template <bool kLogit>
@@ -49,46 +50,48 @@ void forward(const AttentionParams& params, const View& out, int64_t task, Team 
     return Line{params, task / params.heads, task % params.heads, row, index};
   };
 
-  // Multiplies the map of a line with tokens in padded rows.
-  auto apply = [&](const Line& line, const float* map, const float* row_scale, Tokens from, Tokens to, int64_t columns,
-                   float weight, bool add) {
+  // Multiplies the map of a line with tokens in padded rows, and adds `plus` if it is given.
+  auto apply = [&](const Line& line, const float* map, const float* row_scale, const float* from, float weight, Tokens plus,
+                   Tokens to, int64_t columns) {
     int64_t n = line.size();
-    product(rows_of(map, padded(n)), {from.data, from.stride}, n, channels, n,
-            ScaledStore{to.data, to.stride, columns, row_scale, weight, add});
+    product(rows_of(map, padded(n)), {from, channels}, n, channels, n,
+            MixedStore{to.data, to.stride, columns, plus.data, plus.stride, row_scale, weight});
   };
-  auto packed_values = [&](const Line& line) {
-    Tokens v = line.of(params.v);
-    pack_rows(v.data, v.stride, line.size(), params.dv, own.values);
-    return Tokens{own.values, channels};
+  auto packed = [&](const Line& line, Tokens tokens, int64_t columns, float* to) {
+    pack_rows(tokens.data, tokens.stride, line.size(), columns, to);
+    return to;
   };
   auto row_map = [&](int64_t i) { return head.keeps_maps ? head.row_maps + i * params.width * padded(params.width) : own.map; };
-  auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * params.width : own.row_scale; };
+  auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * padded(params.width) : own.row_scale; };
+  const Tokens nothing{nullptr, 0};
 
   if (params.h2v) {
     team.share(params.height, [&](int64_t i) {
       Line row = line_at(true, i);
       line_map<kLogit>(row, own.line, row_map(i), row_scale(i));
-      apply(row, row_map(i), row_scale(i), packed_values(row), row.of(head.after_rows, channels), channels, 1.0f, false);
+      apply(row, row_map(i), row_scale(i), packed(row, row.of(params.v), params.dv, own.values), 1.0f, nothing,
+            row.of(head.after_rows, channels), channels);
     });
     team.barrier();
   }
   team.share(params.width, [&](int64_t j) {
     Line column = line_at(false, j);
     line_map<kLogit>(column, own.line, own.map, own.row_scale);
+    Tokens inner = column.of(head.after_rows, channels);
     if (params.v2h)
-      apply(column, own.map, own.row_scale, packed_values(column), column.of(head.after_columns, channels), channels, 1.0f,
-            false);
+      apply(column, own.map, own.row_scale, packed(column, column.of(params.v), params.dv, own.values), 1.0f, nothing,
+            column.of(head.after_columns, channels), channels);
     if (params.h2v)
-      apply(column, own.map, own.row_scale, column.of(head.after_rows, channels), column.of(out), params.dv,
-            params.path_weight(), false);
+      apply(column, own.map, own.row_scale, packed(column, inner, channels, own.of_rows), params.path_weight(), nothing,
+            params.v2h ? inner : column.of(out), params.v2h ? channels : params.dv);
   });
   if (params.v2h) {
     team.barrier();
     team.share(params.height, [&](int64_t i) {
       Line row = line_at(true, i);
       if (!head.keeps_maps) line_map<kLogit>(row, own.line, own.map, own.row_scale);
-      apply(row, row_map(i), row_scale(i), row.of(head.after_columns, channels), row.of(out), params.dv,
-            params.path_weight(), params.h2v);
+      apply(row, row_map(i), row_scale(i), row.of(head.after_columns, channels).data, params.path_weight(),
+            params.h2v ? row.of(head.after_rows, channels) : nothing, row.of(out), params.dv);
     });
   }
 }

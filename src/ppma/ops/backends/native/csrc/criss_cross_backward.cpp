@@ -3,8 +3,8 @@
 //   out = R Z + C Y (V2H + H2V),  dZ = R^T dout,  dY = C^T dout,  dv = C^T dZ + R^T dY,
 //   dR = dout Z^T + dY v^T,  dC = dout Y^T + dZ v^T.
 //
-// Three passes over the lines: rows (Y, dZ), columns (Z, dY and all that depends on C), rows (all that depends on R). Maps
-// are recomputed where they are needed, so that nothing larger than the tokens is kept.
+// Three passes over the lines: rows (Y, dZ), columns (Z, dY and all that depends on C), rows (all that depends on R). The
+// maps of the rows are kept in between if they are small, and recomputed otherwise.
 #include "line_map.h"
 #include "parallel.h"
 #include "params.h"
@@ -13,36 +13,57 @@ using namespace ppma;
 
 namespace {
 
+// At most this many floats of a head's maps are kept.
+constexpr int64_t kKeptFloats = 1 << 20;
+
+// The softmax of a line of n tokens and the map that multiplies the values, n x n each: one and the same for "logit".
+struct LineMaps {
+  float *softmax, *weights;
+
+  LineMaps(const AttentionParams& params, int64_t n, float* memory)
+      : softmax(memory), weights(params.logit ? memory : memory + n * padded(n)) {}
+
+  static int64_t size(const AttentionParams& params, int64_t n) { return (params.logit ? 1 : 2) * n * padded(n); }
+};
+
 // The memory that one thread needs for a line.
 struct ThreadScratch {
-  float *softmax, *weights, *gradient;  // n x n
-  float *values, *grad_out;             // n x dv
+  float* maps;                          // LineMaps
+  float* gradient;                      // n x n
+  float *values, *grad_out, *inner;     // n x dv
   float* transposed;                    // dv x n
   float* keys;                          // n x d
-  float* potentials;                    // n
+  float *potentials, *row_scale;        // n
   LineScratch line;
 
   ThreadScratch(Arena& arena, const AttentionParams& params, int64_t n)
-      : softmax(arena.take(n * padded(n))),
-        weights(params.logit ? softmax : arena.take(n * padded(n))),
+      : maps(arena.take(LineMaps::size(params, n))),
         gradient(arena.take(n * padded(n))),
         values(arena.take(n * padded(params.dv))),
         grad_out(arena.take(n * padded(params.dv))),
+        inner(arena.take(n * padded(params.dv))),
         transposed(arena.take(params.dv * padded(n))),
         keys(arena.take(n * padded(params.d))),
         potentials(arena.take(padded(n))),
+        row_scale(arena.take(padded(n))),
         line(arena, n, params.d) {}
 };
 
-// The memory of one head, shared by the threads that work on it: Z, Y and their gradients, tokens x dv.
+// The memory of one head, shared by the threads that work on it.
 struct HeadScratch {
-  float *after_columns, *after_rows, *grad_after_columns, *grad_after_rows;
+  float *after_columns, *after_rows, *grad_after_columns, *grad_after_rows;  // Z, Y and their gradients, tokens x dv
+  int64_t kept_floats;                                                       // of each row's maps
+  bool keeps_maps;
+  float* row_maps;
 
   HeadScratch(Arena& arena, const AttentionParams& params)
       : after_columns(arena.take(params.tokens() * padded(params.dv))),
         after_rows(arena.take(params.tokens() * padded(params.dv))),
         grad_after_columns(arena.take(params.tokens() * padded(params.dv))),
-        grad_after_rows(arena.take(params.tokens() * padded(params.dv))) {}
+        grad_after_rows(arena.take(params.tokens() * padded(params.dv))),
+        kept_floats(LineMaps::size(params, params.width)),
+        keeps_maps(kept_floats * params.height <= kKeptFloats),
+        row_maps(arena.take(keeps_maps ? kept_floats * params.height : 0)) {}
 };
 
 template <bool kLogit>
@@ -69,77 +90,88 @@ class Backward {
     return {params_, task_ / params_.heads, task_ % params_.heads, row, index};
   }
 
-  // Computes the map of a line, packs its values and the gradient of its output.
-  void begin(const Line& line) {
-    line_map_and_softmax<kLogit>(line, own_.line, own_.softmax, own_.weights);
-    Tokens v = line.of(params_.v), grad = line.of(gradients_.out);
-    pack_rows(v.data, v.stride, line.size(), params_.dv, own_.values);
-    pack_rows(grad.data, grad.stride, line.size(), params_.dv, own_.grad_out);
+  // Computes the maps of a line or finds those kept, packs its values and the gradient of its output.
+  LineMaps begin(const Line& line, bool kept = false) {
+    bool keep = line.row && head_.keeps_maps;
+    LineMaps maps(params_, line.size(), keep ? head_.row_maps + line.index * head_.kept_floats : own_.maps);
+    if (keep && kept) {
+      Tokens q = line.of(params_.q);
+      pack_rows(q.data, q.stride, line.size(), params_.d, own_.line.queries);
+    } else {
+      line_map_and_softmax<kLogit>(line, own_.line, maps.softmax, maps.weights, own_.row_scale);
+    }
+    pack(line, line.of(params_.v), params_.dv, own_.values);
+    pack(line, line.of(gradients_.out), params_.dv, own_.grad_out);
+    return maps;
+  }
+
+  // Copies the channels of a line to padded rows.
+  float* pack(const Line& line, Tokens from, int64_t columns, float* to) {
+    pack_rows(from.data, from.stride, line.size(), columns, to);
+    return to;
   }
 
   void first_rows(const Line& line) {
-    begin(line);
-    if (params_.h2v) apply(line, packed(own_.values), line.of(head_.after_rows, channels_));
+    LineMaps maps = begin(line);
+    if (params_.h2v) apply(line, maps, own_.values, line.of(head_.after_rows, channels_));
     if (params_.v2h)
-      apply_transposed(line, packed(own_.grad_out), line.of(head_.grad_after_columns, channels_), channels_,
+      apply_transposed(line, maps, own_.grad_out, line.of(head_.grad_after_columns, channels_), channels_,
                        params_.path_weight(), false);
   }
 
   void columns(const Line& line) {
-    begin(line);
-    Tokens grad_inner = line.of(head_.grad_after_columns, channels_);
+    LineMaps maps = begin(line);
     if (params_.h2v) {
-      apply_transposed(line, packed(own_.grad_out), line.of(head_.grad_after_rows, channels_), channels_,
+      apply_transposed(line, maps, own_.grad_out, line.of(head_.grad_after_rows, channels_), channels_,
                        params_.path_weight(), false);
-      add_outer(line, packed(own_.grad_out), line.of(head_.after_rows, channels_), params_.path_weight(), false);
+      add_outer(line, own_.grad_out, line.of(head_.after_rows, channels_), params_.path_weight(), false);
     }
     if (params_.v2h) {
-      apply(line, packed(own_.values), line.of(head_.after_columns, channels_));
-      apply_transposed(line, grad_inner, line.of(gradients_.v), params_.dv, 1.0f, false);
-      add_outer(line, grad_inner, packed(own_.values), 1.0f, params_.h2v);
+      const float* grad_inner = pack(line, line.of(head_.grad_after_columns, channels_), channels_, own_.inner);
+      apply(line, maps, own_.values, line.of(head_.after_columns, channels_));
+      apply_transposed(line, maps, grad_inner, line.of(gradients_.v), params_.dv, 1.0f, false);
+      add_outer(line, grad_inner, {own_.values, channels_}, 1.0f, params_.h2v);
     }
-    finish(line, gradients_.log_beta, false);
+    finish(line, maps, gradients_.log_beta, false);
   }
 
   void last_rows(const Line& line) {
-    begin(line);
-    Tokens grad_inner = line.of(head_.grad_after_rows, channels_);
-    if (params_.v2h)
-      add_outer(line, packed(own_.grad_out), line.of(head_.after_columns, channels_), params_.path_weight(), false);
+    LineMaps maps = begin(line, true);
+    if (params_.v2h) add_outer(line, own_.grad_out, line.of(head_.after_columns, channels_), params_.path_weight(), false);
     if (params_.h2v) {
-      apply_transposed(line, grad_inner, line.of(gradients_.v), params_.dv, 1.0f, params_.v2h);
-      add_outer(line, grad_inner, packed(own_.values), 1.0f, params_.v2h);
+      const float* grad_inner = line.of(head_.grad_after_rows, channels_).data;
+      apply_transposed(line, maps, grad_inner, line.of(gradients_.v), params_.dv, 1.0f, params_.v2h);
+      add_outer(line, grad_inner, {own_.values, channels_}, 1.0f, params_.v2h);
     }
-    finish(line, gradients_.log_alpha, true);
+    finish(line, maps, gradients_.log_alpha, true);
   }
 
-  Tokens packed(float* tokens) const { return {tokens, channels_}; }
-
-  // to = map from
-  void apply(const Line& line, Tokens from, Tokens to) {
+  // to = map from; `from` lies in padded rows
+  void apply(const Line& line, const LineMaps& maps, const float* from, Tokens to) {
     int64_t n = line.size();
-    product(rows_of(own_.weights, padded(n)), {from.data, from.stride}, n, channels_, n, Store{to.data, to.stride});
+    product(rows_of(maps.weights, padded(n)), {from, channels_}, n, channels_, n, Store{to.data, to.stride});
   }
 
   // to = factor * map^T from
-  void apply_transposed(const Line& line, Tokens from, Tokens to, int64_t columns, float factor, bool add) {
+  void apply_transposed(const Line& line, const LineMaps& maps, const float* from, Tokens to, int64_t columns, float factor,
+                        bool add) {
     int64_t n = line.size();
-    product(columns_of(own_.weights, padded(n)), {from.data, from.stride}, n, channels_, n,
+    product(columns_of(maps.weights, padded(n)), {from, channels_}, n, channels_, n,
             ScaledStore{to.data, to.stride, columns, nullptr, factor, add});
   }
 
   // The gradient of a map that took `from` to tokens with the gradient `grad`: factor * grad from^T.
-  void add_outer(const Line& line, Tokens grad, Tokens from, float factor, bool add) {
+  void add_outer(const Line& line, const float* grad, Tokens from, float factor, bool add) {
     int64_t n = line.size(), width = padded(n);
     pack_columns(from.data, from.stride, n, params_.dv, factor, own_.transposed, width);
-    product(rows_of(grad.data, grad.stride), {own_.transposed, width}, n, width, params_.dv,
+    product(rows_of(grad, channels_), {own_.transposed, width}, n, width, params_.dv,
             Store{own_.gradient, width, add});
   }
 
   // From the gradient of the map to those of queries, keys and log-decays.
-  void finish(const Line& line, const View& grad_log_decay, bool add) {
+  void finish(const Line& line, const LineMaps& maps, const View& grad_log_decay, bool add) {
     int64_t n = line.size(), width = padded(n), d = params_.d;
-    line_map_backward<kLogit>(line, own_.softmax, own_.weights, own_.gradient, own_.potentials, grad_log_decay);
+    line_map_backward<kLogit>(line, maps.softmax, maps.weights, own_.gradient, own_.potentials, grad_log_decay);
     Tokens k = line.of(params_.k), grad_q = line.of(gradients_.q), grad_k = line.of(gradients_.k);
     pack_rows(k.data, k.stride, n, d, own_.keys);
     product(rows_of(own_.gradient, width), {own_.keys, padded(d)}, n, padded(d), n,

@@ -14,6 +14,9 @@ namespace ppma {
 // As CUT_BELOW of ppma/ops/decay_matrix.py: such an edge is a cut (decay 0), counted and not summed.
 constexpr float kCutBelow = -1e4f;
 
+// The potential of what pads a line.
+constexpr float kNowhere = -1e30f;
+
 // The base of the logarithms: 2 where they become decays, e where they are added to scores.
 enum class Base { kTwo, kE };
 
@@ -57,7 +60,8 @@ class Potentials {
       low[m] = static_cast<float>(potential.sum - high[m]);
       cuts[m] = potential.cuts;
     }
-    for (int64_t m = n; m < n + kLanes; ++m) high[m] = low[m] = cuts[m] = 0.0f;  // loaded with the last tokens
+    // Loaded with the last tokens: so far away that the decay is 0.
+    for (int64_t m = n; m < n + kLanes; ++m) high[m] = kNowhere, low[m] = cuts[m] = 0.0f;
   }
 
   // What was filled.
@@ -120,7 +124,7 @@ class ColumnPotentials {
 };
 
 // D[j][l] or its logarithm for j in [row, row + rows) and l in [column, column + columns), to rows `stride` apart. Written in
-// whole vectors; values behind the last column are undefined.
+// whole vectors; behind the line's end D is 0, behind the last column otherwise undefined.
 inline void log_decay_block(const Potentials& line, int64_t row, int64_t rows, int64_t column, int64_t columns, float* to,
                             int64_t stride) {
   for (int64_t j = 0; j < rows; ++j)

@@ -1,9 +1,10 @@
 // Channel-last depthwise convolution with what stands around it in a block: out = base + conv(act(x)) + bias, where act
 // is GELU or nothing and base is another tensor or act(x) itself.
 //
-// A task is a block of channels of a band of rows of one image. It walks down the band with the last K rows of act(x)
-// in a ring buffer with zeros around them, so that every input is read, and its GELU computed, once (twice where bands
-// meet). Blocks and bands depend on the shape alone, so the sums of the weight gradient do too.
+// A task is a block of channels of a band of rows of one image, or of several small images. It walks down the band with
+// the last K rows of act(x) in a ring buffer with zeros around them, so that every input is read, and its GELU computed,
+// once (twice where bands meet). Blocks, bands and groups of images depend on the shape alone, so the sums of the weight
+// gradient do too.
 #include <algorithm>
 #include <cstring>
 
@@ -18,6 +19,8 @@ namespace {
 // Neighbouring outputs computed together. Their sums, a row of taps and one input fit in 16 registers.
 constexpr int kOutputs = 7;
 constexpr int64_t kEnoughTasks = 16;
+constexpr int64_t kManyTasks = 64;  // beyond this, small images share a task, its packed taps and its gradients' sums
+constexpr int64_t kGroupRows = 64;  // of a group of images
 constexpr int64_t kAhead = 8;       // pixels that are prefetched: a block's part of a pixel is too short for the hardware
 constexpr int64_t kRingFloats = 48 << 10;  // of all rings of a task, which stay in the second-level cache
 constexpr int64_t kNarrowBlock = 64;
@@ -35,6 +38,7 @@ struct Shape {
   int64_t batch, height, width, channels;
   int64_t block;  // channels of a task, a multiple of kLanes
   int64_t band;   // rows of a task
+  int64_t group;  // images of a task
 
   Shape(const int64_t* sizes, int kernel, int rings)
       : batch(sizes[0]), height(sizes[1]), width(sizes[2]), channels(sizes[3]) {
@@ -44,20 +48,24 @@ struct Shape {
     block = std::min(whole, std::max(kNarrowBlock, batch >= kEnoughTasks / 4 && width >= 28 ? fitting : 0));
     int64_t images = batch * blocks();
     band = images >= kEnoughTasks ? height : std::max<int64_t>(4, (height * images + kEnoughTasks - 1) / kEnoughTasks);
+    group = bands() > 1 ? 1 : std::max<int64_t>(1, std::min(images / kManyTasks, kGroupRows / height));
   }
   int64_t blocks() const { return (channels + block - 1) / block; }
   int64_t bands() const { return (height + band - 1) / band; }
-  int64_t tasks() const { return batch * blocks() * bands(); }
+  int64_t groups() const { return (batch + group - 1) / group; }
+  int64_t tasks() const { return groups() * blocks() * bands(); }
 };
 
 struct Task {
-  int64_t image, channel, begin, end;  // rows [begin, end)
+  int64_t image, last_image;           // the present one of its images, and the one after the last
+  int64_t channel, begin, end;         // rows [begin, end)
   int64_t count;                       // channels
 
   Task(const Shape& shape, int64_t index) {
     int64_t rest = index / shape.bands();
     channel = rest % shape.blocks() * shape.block;
-    image = rest / shape.blocks();
+    image = rest / shape.blocks() * shape.group;
+    last_image = std::min(shape.batch, image + shape.group);
     begin = index % shape.bands() * shape.band;
     end = std::min(shape.height, begin + shape.band);
     count = std::min(shape.block, shape.channels - channel);
@@ -187,21 +195,23 @@ int forward(const View& x, const float* weight, const float* bias, const View* b
     for (int64_t c = 0; c < shape.block; ++c) offsets[c] = bias && c < task.count ? bias[task.channel + c] : 0.0f;
     Ring<K> ring(offsets + shape.block, shape);
     auto activate = [](Vec value, int64_t) { return kGelu ? gelu(value).value : value; };
-    for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill(ring, x, shape, task, y, activate);
-    for (int64_t y = task.begin; y < task.end; ++y) {
-      fill(ring, x, shape, task, y + K / 2, activate);
-      float* to = task.pixel(out, y, 0);
-      auto finish = [&](int64_t j, int64_t c, Vec sum) { store_lanes(to + j * out.stride[2] + c, sum, task.lanes(c)); };
-      if (base) {
-        const float* from = task.pixel(*base, y, 0);
-        convolve_row(
-            ring, taps, shape, task, y,
-            [&](int64_t j, int64_t c) {
-              return load(offsets + c) + load_lanes(from + j * base->stride[2] + c, task.lanes(c));
-            },
-            finish);
-      } else {
-        convolve_row(ring, taps, shape, task, y, [&](int64_t, int64_t c) { return load(offsets + c); }, finish);
+    for (; task.image < task.last_image; ++task.image) {
+      for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill(ring, x, shape, task, y, activate);
+      for (int64_t y = task.begin; y < task.end; ++y) {
+        fill(ring, x, shape, task, y + K / 2, activate);
+        float* to = task.pixel(out, y, 0);
+        auto finish = [&](int64_t j, int64_t c, Vec sum) { store_lanes(to + j * out.stride[2] + c, sum, task.lanes(c)); };
+        if (base) {
+          const float* from = task.pixel(*base, y, 0);
+          convolve_row(
+              ring, taps, shape, task, y,
+              [&](int64_t j, int64_t c) {
+                return load(offsets + c) + load_lanes(from + j * base->stride[2] + c, task.lanes(c));
+              },
+              finish);
+        } else {
+          convolve_row(ring, taps, shape, task, y, [&](int64_t, int64_t c) { return load(offsets + c); }, finish);
+        }
       }
     }
   });
@@ -234,7 +244,7 @@ inline void add_tap_row(const float* grad, const float* const* rows, int64_t blo
   };
   int64_t j = 0;
   for (; j + kTile <= width; j += kTile) add(j, std::integral_constant<int, kTile>{});
-  for (; j < width; ++j) add(j, std::integral_constant<int, 1>{});
+  with_count<kTile - 1>(width - j, [&](auto rest) { add(j, rest); });
 #pragma GCC unroll 8
   for (int ky = 0; ky < kRows; ++ky)
 #pragma GCC unroll 8
@@ -297,32 +307,36 @@ int backward(const View& grad, const View& x, const float* weight, bool own_base
         return both.value;
       });
     };
-    for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill_row(y);
-    for (int64_t y = task.begin; y < task.end; ++y) {
-      fill_row(y + K / 2);
-      add_tap_gradients(grads, values, shape, task, y, sums);
-      if ((y - task.begin) % kFlushRows == kFlushRows - 1 || y + 1 == task.end) {
-        for (int64_t k = 0; k < count; ++k) partial[index * count + k] += sums[k];
-        std::memset(sums, 0, sizeof(float) * count);
+    int64_t rows = 0;
+    for (; task.image < task.last_image; ++task.image) {
+      for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill_row(y);
+      for (int64_t y = task.begin; y < task.end; ++y) {
+        fill_row(y + K / 2);
+        add_tap_gradients(grads, values, shape, task, y, sums);
+        bool last = task.image + 1 == task.last_image && y + 1 == task.end;
+        if (++rows % kFlushRows == 0 || last) {
+          for (int64_t k = 0; k < count; ++k) partial[index * count + k] += sums[k];
+          std::memset(sums, 0, sizeof(float) * count);
+        }
+        float* to = task.pixel(grad_x, y, 0);
+        const float* slope = slopes.inside(y);
+        convolve_row(
+            grads, taps, shape, task, y, [](int64_t, int64_t) { return Vec{}; },
+            [&](int64_t j, int64_t c, Vec sum) {
+              if (kGelu) sum *= load(slope + j * shape.block + c);
+              store_lanes(to + j * grad_x.stride[2] + c, sum, task.lanes(c));
+            });
       }
-      float* to = task.pixel(grad_x, y, 0);
-      const float* slope = slopes.inside(y);
-      convolve_row(
-          grads, taps, shape, task, y, [](int64_t, int64_t) { return Vec{}; },
-          [&](int64_t j, int64_t c, Vec sum) {
-            if (kGelu) sum *= load(slope + j * shape.block + c);
-            store_lanes(to + j * grad_x.stride[2] + c, sum, task.lanes(c));
-          });
     }
   });
-  // The parts of a block of channels, images and bands in order.
+  // The parts of a block of channels, groups of images and bands in order.
   parallel_for(shape.blocks(), threads, [&](int64_t block) {
     for (int64_t tap = 0; tap <= K * K; ++tap) {
       for (int64_t c = 0; c < std::min(shape.block, shape.channels - block * shape.block); ++c) {
         double total = 0;
-        for (int64_t image = 0; image < shape.batch; ++image)
+        for (int64_t group = 0; group < shape.groups(); ++group)
           for (int64_t band = 0; band < shape.bands(); ++band)
-            total += partial[((image * shape.blocks() + block) * shape.bands() + band) * count + tap * shape.block + c];
+            total += partial[((group * shape.blocks() + block) * shape.bands() + band) * count + tap * shape.block + c];
         int64_t channel = block * shape.block + c;
         (tap == K * K ? grad_bias[channel] : grad_weight[channel * K * K + tap]) = static_cast<float>(total);
       }

@@ -14,14 +14,7 @@ inline Vec add_neighbours(Vec a, Vec b) {
     even[lane] = from_a ? lane : kLanes + lane - group;
     odd[lane] = from_a ? lane + group : kLanes + lane;
   }
-#if defined(__clang__)
-  Vec sums;
-  for (int lane = 0; lane < kLanes; ++lane)
-    sums[lane] = lane / group % 2 == 0 ? a[lane] + a[lane + group] : b[lane - group] + b[lane];
-  return sums;
-#else
-  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
-#endif
+  return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
 // Lane l of the result is the sum of the lanes of vector l at `lanes`; the first `count` of them are added up.

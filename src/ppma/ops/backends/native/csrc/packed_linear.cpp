@@ -34,14 +34,14 @@ void rotate(const PackedLinearParams& params, int64_t row, int64_t column) {
   int64_t pairs = params.head_dim / 2, at = row % params.tokens * pairs + column % params.head_dim / 2;
   // One number for each pair of channels.
   auto table = [&](const float* from) {
-    if (pairs >= kLanes / 2) return __builtin_shuffle(load_part(from + at, kLanes / 2), lane_index() / 2);
+    if (pairs >= kLanes / 2) return shuffle(load_part(from + at, kLanes / 2), lane_index() / 2);
     Vec repeated;
     for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[at + lane / 2 % pairs];
     return repeated;
   };
   float* here = params.out + row * params.out_stride + column;
   Vec x = load(here), sine = table(params.sine);
-  Vec swapped = __builtin_shuffle(x, lane_index() ^ 1);
+  Vec swapped = shuffle(x, lane_index() ^ 1);
   store(here, x * table(params.cosine) + swapped * select(lane_index() % 2 == 0, -sine, sine));
 }
 

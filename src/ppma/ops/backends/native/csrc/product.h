@@ -4,6 +4,7 @@
 // of kBlockRows x kBlockVectors stay in registers, each over k in ascending order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "simd.h"
@@ -32,8 +33,10 @@ struct Right {
   int64_t stride;
 };
 
+// Not inlined: constants of `finish` that a loop around it keeps in registers would push sums out of them.
 template <int M, int N, class Finish>
-inline void block_product(Left a, Right b, int64_t depth, Finish finish, int64_t row, int64_t column) {
+__attribute__((noinline)) void block_product(const Left& a, const Right& b, int64_t depth, const Finish& finish,
+                                             int64_t row, int64_t column) {
   Vec sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
@@ -54,19 +57,21 @@ inline void block_product(Left a, Right b, int64_t depth, Finish finish, int64_t
     left += a.column;
     right += b.stride;
   }
+  const Finish local = finish;  // a copy that its stores cannot change
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) finish(row + m, column + n * kLanes, sums[m][n]);
+    for (int n = 0; n < N; ++n) local(row + m, column + n * kLanes, sums[m][n]);
 }
 
 template <int N, class Finish>
-inline void row_blocks(Left a, Right b, int64_t rows, int64_t depth, Finish finish, int64_t column) {
+inline void row_blocks(const Left& a, const Right& b, int64_t rows, int64_t depth, const Finish& finish, int64_t column) {
   // Blocks of nearly equal height: 14 rows are 5 + 5 + 4 and not 6 + 6 + 2, whose last block would wait on itself.
-  int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  for (int64_t block = 0; block < blocks; ++block) {
-    int64_t row = rows * block / blocks;
-    switch (rows * (block + 1) / blocks - row) {
+  int64_t blocks = (rows + kBlockRows - 1) / kBlockRows, low = rows / std::max<int64_t>(blocks, 1);
+  int64_t high_blocks = rows - low * blocks;
+  for (int64_t row = 0, height; row < rows; row += height) {
+    height = low + (high_blocks-- > 0);
+    switch (height) {
       case 6: block_product<6, N>(a, b, depth, finish, row, column); break;
       case 5: block_product<5, N>(a, b, depth, finish, row, column); break;
       case 4: block_product<4, N>(a, b, depth, finish, row, column); break;
@@ -79,7 +84,8 @@ inline void row_blocks(Left a, Right b, int64_t rows, int64_t depth, Finish fini
 
 // Calls finish(row, column, sums) for every vector of the product.
 template <class Finish>
-__attribute__((noinline)) void product(Left a, Right b, int64_t rows, int64_t columns, int64_t depth, Finish finish) {
+void product(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t depth,
+             const Finish& finish) {
   int64_t column = 0;
   for (; column + kLanes < columns; column += kBlockVectors * kLanes)
     row_blocks<kBlockVectors>(a, b, rows, depth, finish, column);
@@ -128,6 +134,26 @@ struct ScaledStore {
   }
 };
 
+// Scales each row, adds another matrix if there is one, and stores the first `columns` numbers.
+struct MixedStore {
+  float* to;
+  int64_t stride, columns;
+  const float* plus;
+  int64_t plus_stride;
+  const float* row_scale;
+  float scale;
+
+  void operator()(int64_t row, int64_t column, Vec x) const {
+    x *= scale * row_scale[row];
+    if (plus) x += load(plus + row * plus_stride + column);
+    float* at = to + row * stride + column;
+    if (column + kLanes <= columns)
+      store(at, x);
+    else
+      store_part(at, x, static_cast<int>(columns - column));
+  }
+};
+
 // Copies `rows` rows of `columns` numbers, `stride` apart, to padded rows; what pads them is 0.
 inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
   int64_t width = padded(columns);
@@ -148,12 +174,16 @@ inline void pack_columns(const float* from, int64_t stride, int64_t rows, int64_
     for (int64_t column = 0; column < columns; column += kLanes) {
       int width = columns - column < kLanes ? static_cast<int>(columns - column) : kLanes;
       Vec tile[kLanes];
+#pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) {
-        const float* at = from + (row + r) * stride + column;
-        tile[r] = r >= height ? Vec{} : (width == kLanes ? load(at) : load_part(at, width)) * scale;
+        // What pads the rows is the last row times 0: no branch.
+        const float* at = from + std::min(row + r, rows - 1) * stride + column;
+        tile[r] = (width == kLanes ? load(at) : load_part(at, width)) * (r < height ? scale : 0.0f);
       }
       transpose(tile);
-      for (int c = 0; c < width; ++c) store(to + (column + c) * to_stride + row, tile[c]);
+#pragma GCC unroll 16
+      for (int c = 0; c < kLanes; ++c)
+        if (c < width) store(to + (column + c) * to_stride + row, tile[c]);
     }
   }
 }

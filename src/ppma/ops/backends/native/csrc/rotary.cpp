@@ -29,7 +29,7 @@ PPMA_EXPORT int ppma_rotary(const View* x, const float* cosine, const float* sin
           bool whole = count == kLanes;
           auto take = [&](const float* row) { return whole ? load(row + m) : load_part(row + m, count); };
           Vec value = take(from);
-          Vec rotated = value * take(c) + __builtin_shuffle(value, partner) * signs * take(s);
+          Vec rotated = value * take(c) + shuffle(value, partner) * signs * take(s);
           if (whole)
             store(to + m, rotated);
           else

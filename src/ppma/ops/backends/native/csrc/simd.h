@@ -56,6 +56,28 @@ inline IntVec lane_index() {
   return index;
 }
 
+// The lanes of x, or of a with b behind it, that `index` names.
+inline Vec shuffle(Vec x, IntVec index) {
+#if defined(__clang__)
+  Vec result;
+  for (int lane = 0; lane < kLanes; ++lane) result[lane] = x[index[lane]];
+  return result;
+#else
+  return __builtin_shuffle(x, index);
+#endif
+}
+
+inline Vec shuffle(Vec a, Vec b, IntVec index) {
+#if defined(__clang__)
+  Vec result;
+  for (int lane = 0; lane < kLanes; ++lane)
+    result[lane] = index[lane] < kLanes ? a[index[lane]] : b[index[lane] - kLanes];
+  return result;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
 // The first `count` lanes (0 <= count <= kLanes); the other lanes are 0 and their memory is not touched.
 inline Vec load_part(const float* from, int count) {
 #if defined(__AVX512F__)
@@ -101,7 +123,7 @@ inline Vec reciprocal(Vec x) {
 // Sum and largest of all lanes, always in the same order.
 template <class Combine>
 inline float reduce(Vec x, Combine combine) {
-  for (int half = kLanes / 2; half > 0; half /= 2) x = combine(x, __builtin_shuffle(x, lane_index() ^ half));
+  for (int half = kLanes / 2; half > 0; half /= 2) x = combine(x, shuffle(x, lane_index() ^ half));
   return x[0];
 }
 
@@ -123,8 +145,8 @@ inline void transpose(Vec (&rows)[kLanes]) {
     for (int row = 0; row < kLanes; ++row) {
       if (row & half) continue;
       Vec a = rows[row], b = rows[row + half];
-      rows[row] = __builtin_shuffle(a, b, upper);
-      rows[row + half] = __builtin_shuffle(a, b, lower);
+      rows[row] = shuffle(a, b, upper);
+      rows[row + half] = shuffle(a, b, lower);
     }
   }
 }
@@ -149,13 +171,17 @@ inline Vec times_power(Vec x, Vec shifted) {
   return reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(x) + (reinterpret_cast<BitsVec>(shifted) << 23));
 }
 
+// 2^x for |x| <= 126 with a relative error of at most 1.2e-7.
+inline Vec exp2_bounded(Vec x) {
+  Vec shifted = x + kRound;
+  return times_power(exp2_near_zero(x - (shifted - kRound)), shifted);
+}
+
 // 2^x for x <= 127 with a relative error of at most 1.2e-7 (tests/ops/test_native_library.py); 0 below the smallest
 // normal number, NaN for NaN.
 inline Vec exp2(Vec x) {
   IntVec tiny = x < -126.0f;
-  x = select(tiny, splat(-126.0f), x);
-  Vec shifted = x + kRound;
-  return select(tiny, Vec{}, times_power(exp2_near_zero(x - (shifted - kRound)), shifted));
+  return select(tiny, Vec{}, exp2_bounded(select(tiny, splat(-126.0f), x)));
 }
 
 // e^x for x <= 0, the weight of a logit x below the largest: within 2e-8 of it, whatever the size of the others;

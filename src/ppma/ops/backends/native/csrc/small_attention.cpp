@@ -188,28 +188,29 @@ class Small {
         default: weigh<4>(first + r, r, safe); break;
       }
     }
+    float* to[kBlockRows];
+    for (int64_t r = 0; r < count; ++r)
+      to[r] = out_.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width);
     product(rows_of(own_.weights, QueryScratch::weight_stride(grid_)), {tables_.values, padded(params_.dv)}, count,
-            padded(params_.dv), params_.tokens(), [&](int64_t r, int64_t c, Vec x) {
-              float* to = out_.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width) + c;
-              if (c + kLanes <= params_.dv)
-                store(to, x);
-              else if (c < params_.dv)
-                store_part(to, x, static_cast<int>(params_.dv - c));
+            padded(params_.dv), params_.tokens(), [rows = to, dv = params_.dv](int64_t r, int64_t c, Vec x) {
+              if (c + kLanes <= dv)
+                store(rows[r] + c, x);
+              else if (c < dv)
+                store_part(rows[r] + c, x, static_cast<int>(dv - c));
             });
   }
 
   // Scores of a block of queries, or their exponentials if these are safe.
   template <bool kExponentiate>
   void score(int64_t count) {
-    for (int64_t panel = 0; panel < grid_.count / kPanel; ++panel)
+    for (int64_t panel = 0; panel < grid_.count / kPanel; ++panel) {
+      auto finish = [to = own_.scores + panel * kPanel, stride = grid_.count, scale = params_.scale](
+                        int64_t r, int64_t column, Vec x) {
+        store(to + r * stride + column, kExponentiate ? exp2_bounded(x * (scale * kLog2E)) : x * scale);
+      };
       row_blocks<kBlockVectors>(rows_of(own_.queries, padded(params_.d)), {tables_.keys + panel * params_.d * kPanel, kPanel},
-                                count, params_.d,
-                                [&](int64_t r, int64_t column, Vec x) {
-                                  x *= params_.scale;
-                                  store(own_.scores + r * grid_.count + panel * kPanel + column,
-                                        kExponentiate ? exp_bounded(x) : x);
-                                },
-                                0);
+                                count, params_.d, finish, 0);
+    }
   }
 
   // From scores to weights, for query r of a block, which is `token`. kVectors make up a key row, or kShared: rows share a
@@ -226,7 +227,7 @@ class Small {
     Vec of_row[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       of_row[v] = load(rows + i * stride + v * kLanes);
-      if (kShared) of_row[v] = __builtin_shuffle(of_row[v], own_lanes);
+      if (kShared) of_row[v] = shuffle(of_row[v], own_lanes);
     }
     // Calls body(step, vector of the row, where it lies, mask of V2H * first, mask of H2V * second).
     auto each = [&](float first, float second, auto body) {
@@ -234,7 +235,7 @@ class Small {
       for (int v = 0; v < kVectors; ++v) scaled[v] = of_row[v] * first;
       for (int64_t step = 0; step < steps; ++step) {
         int64_t at = step * kVectors * kLanes;
-        Vec to_row = kShared ? __builtin_shuffle(load(columns + at), query_lanes) : splat(columns[at + j]);
+        Vec to_row = kShared ? shuffle(load(columns + at), query_lanes) : splat(columns[at + j]);
         to_row *= second;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -282,7 +283,7 @@ class Small {
       store(to, weight);
       for (int64_t more = 1; more < rows_of_vector; ++more)
         store(to + more * grid_.width,
-              __builtin_shuffle(weight, (lane_index() + static_cast<int>(more * stride)) & (kLanes - 1)));
+              shuffle(weight, (lane_index() + static_cast<int>(more * stride)) & (kLanes - 1)));
     });
   }
 
