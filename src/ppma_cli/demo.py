@@ -6,7 +6,7 @@ from pathlib import Path
 from ppma_cli.output import show_warnings_in_one_line
 from ppma_cli.settings import add_settings
 
-HELP = "train on the bundled digits, evaluate and visualise, in minutes"
+HELP = "train on the bundled digits, evaluate and visualise, and segment a photograph, in minutes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train a small model on handwritten digits, evaluate it and visualise its attention."""
+    """Train a small model on handwritten digits, visualise its attention, and segment a photograph."""
     from ppma.tasks.classification import demo
 
     show_warnings_in_one_line()

@@ -294,7 +294,7 @@ def test_demo_writes_files(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "The V2H path from key" in shown.err
     assert "Try next" in shown.out
-    for name in ("curves.png", "confusion.png", "inside.png"):
+    for name in ("curves.png", "confusion.png", "inside.png", "photograph.png"):
         with Image.open(out / name) as image:
             assert min(image.size) > 300
     assert (out / "report.md").read_text().startswith("# Demonstration")

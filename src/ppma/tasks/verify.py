@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppma.models import CheckpointError, open_checkpoint
+from ppma.models import CONFIGS, CheckpointError, open_checkpoint
 from ppma.models.published import PUBLISHED, PublishedWeights, local_file
 from ppma.models.timm_config import variant_name
 from ppma.ops import checks
@@ -61,7 +61,9 @@ def verify(name: str) -> Verification:
 
 def _verify(name: str, entry: PublishedWeights, path: Path) -> Verification:
     checkpoint = open_checkpoint(path)
-    found = checkpoint.task, variant_name(checkpoint.backbone_weights()[0])
+    # Dense models of a variant may have another stride than its classifier.
+    backbone = checkpoint.backbone_weights()[0].replace(stem_stride=CONFIGS[entry.backbone].stem_stride)
+    found = checkpoint.task, variant_name(backbone)
     if found != (entry.task, entry.backbone):
         raise CheckpointError(
             f"{name}: expected {entry.task} with {entry.backbone}, got {' with '.join(map(str, found))}"

@@ -1,4 +1,4 @@
-"""The demo: train a small model on handwritten digits, evaluate it on the test split, plot what it learned."""
+"""The demo: train a small model on handwritten digits, evaluate it, plot what it learned, and segment a photograph."""
 
 import json
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from ppma.config import ConfigError
 from ppma.data.images import TransformedImages, open_images
 from ppma.engine.folder import CONFIG, LOCK
 from ppma.engine.logging import ProgressLine
+from ppma.explore.images import find_image
 from ppma.explore.worked_example import worked_example
 from ppma.models import PolylineBackbone
 from ppma.models.loading import load_classifier
@@ -19,9 +20,11 @@ from ppma.tasks.classification.metrics import collate
 from ppma.tasks.registry import load_config
 from ppma.tasks.report import confusion_figure
 from ppma.tasks.run import train
+from ppma.tasks.segmentation import inside as segmentation
 
 RECIPE = "digits_nano"
 INSIDE = "inside.png"
+SEGMENTER, PHOTOGRAPH = "upernet_ppma_nano.pets", "dog"
 
 
 def run(out: Path, assignments: Iterable[str] = ()) -> str:
@@ -61,6 +64,9 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
         titles = [f"{classes[labels[i]]}, predicted {classes[predicted[i]]}" for i in shown]
         look_figure(model, [images[i] for i in shown], titles).savefig(out / INSIDE, dpi=120)
 
+    say(f"Segmenting the sample photograph {PHOTOGRAPH!r} with {SEGMENTER}, which comes with the package.")
+    segmentation.look_figure(SEGMENTER, find_image(PHOTOGRAPH), "pet").savefig(out / "photograph.png", dpi=120)
+
     report = _report(config, summary, wrong=len(wrong), out=out, inside=ours)
     (out / "report.md").write_text(report, encoding="utf-8")
     return report
@@ -92,12 +98,14 @@ In {out}:
 
 - curves.png: loss and accuracy over the run (numbers in metrics.csv)
 - confusion.png: confusion matrix of the test images{figure if inside else ""}
+- photograph.png: a photograph segmented by {SEGMENTER}, with the decays, mask and attention of its first block
 - best.safetensors: the weights; config.yaml: the resolved configuration; summary.json: {kept}
 
 Try next:
 
 - ppma eval {out}/best.safetensors --data digits
 - ppma predict {out}/best.safetensors IMAGE.png
+- ppma predict {SEGMENTER} YOUR_PET.jpg --out predictions
 - ppma train digits_nano --out runs/rmt model_args.mask=rmt
 - ppma train folder_finetune data.root=FOLDER init={out}/best.safetensors
 """
