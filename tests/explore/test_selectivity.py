@@ -127,7 +127,7 @@ def test_selectivity_command_untrained(tmp_path):
 
 def test_selectivity_command_new_model(tmp_path, capsys):
     table, document, figure = (tmp_path / name for name in ("s.csv", "s.json", "s.svg"))
-    words = ["figure", "selectivity", "--image", "cat", "--out", str(table), str(document), str(figure)]
+    words = ["figure", "selectivity", "--model", "ppma_nano", "--image", "cat", "--out", str(table), str(document), str(figure)]
     assert main(words) == 0
     rows = list(csv.DictReader(table.open()))
     assert rows[0]["layer"] == "stages.0.blocks.0.attn"
