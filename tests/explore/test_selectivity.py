@@ -127,8 +127,8 @@ def test_selectivity_command_untrained(tmp_path):
 
 def test_selectivity_command_new_model(tmp_path, capsys):
     table, document, figure = (tmp_path / name for name in ("s.csv", "s.json", "s.svg"))
-    words = ["figure", "selectivity", "--image", "cat", "--out", str(table), str(document), str(figure)]
-    assert main(words) == 0
+    words = ["--model", "ppma_nano", "--image", "cat", "--out", str(table), str(document), str(figure)]
+    assert main(["figure", "selectivity", *words]) == 0
     rows = list(csv.DictReader(table.open()))
     assert rows[0]["layer"] == "stages.0.blocks.0.attn"
     assert rows[0]["both"] == ""  # the decays of new models are constant
