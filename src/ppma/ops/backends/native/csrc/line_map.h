@@ -94,7 +94,7 @@ inline bool bounded_map(const Line& line, const LineScratch& scratch, float* wei
   Tokens q = line.of(params.q), k = line.of(params.k), log_decay = line.of(line.log_decay());
   pack_rows(q.data, q.stride, n, params.d, scratch.queries);
   pack_columns(k.data, k.stride, n, params.d, 1.0f, scratch.keys, width);
-  if (line.key_bias() || !(score_bound(scratch, n, params.d, params.scale) <= kSafeScore)) return false;
+  if (!line.all_valid() || !(score_bound(scratch, n, params.d, params.scale) <= kSafeScore)) return false;
   Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n, Base::kTwo);
   decay_block(Potentials(scratch.potentials, n), 0, n, 0, n, scratch.decays, width);
   for (int64_t j = 0; j < width; ++j) store(scratch.lanes + j * kLanes, Vec{});

@@ -59,6 +59,13 @@ struct Line {
   }
   int64_t key_bias_stride() const { return row ? 1 : params.width; }
 
+  bool all_valid() const {
+    const float* bias = key_bias();
+    for (int64_t l = 0; bias && l < size(); ++l)
+      if (bias[l * key_bias_stride()] != 0.0f) return false;
+    return true;
+  }
+
   // Of a head's grid in scratch memory, `channels` floats a token.
   Tokens of(float* grid, int64_t channels) const {
     int64_t along_row = channels, along_column = params.width * channels;
