@@ -24,7 +24,7 @@ def has_tangent(tensors: Iterable[Tensor]) -> bool:
 def observed(*tensors: Tensor | None) -> bool:
     """Whether a dispatch mode, a profiler or a tensor subclass follows the calls of operators.
 
-    Otherwise a kernel may be called directly, which takes a third of the time of a call through PyTorch's dispatcher.
+    Otherwise a kernel may be called directly, which saves some 10 microseconds of a call through PyTorch's dispatcher.
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0
