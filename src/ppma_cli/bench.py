@@ -118,9 +118,10 @@ def _targets(args: argparse.Namespace, where: dict[str, Any]) -> int:
             raise ValueError(f"--json: expected a new file or results of this machine and version, got {args.json}")
         done = document["rows"]
         print(f"{args.json} holds {len(set(names) & set(done))} of {len(names)} rows", flush=True)
+    left = len(set(names) - set(done))
     for number, (name, result) in enumerate(targets.measure(names, dict(done)), start=1):
         done[name] = result
-        print(f"[{number}] {targets.summary(name, result)}", flush=True)
+        print(f"[{number}/{left}] {targets.summary(name, result)}", flush=True)
         if args.json:
             complete = set(targets.rows()) <= set(done)
             document = {"environment": where, "complete": complete, "rows": done}

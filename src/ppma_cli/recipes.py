@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from ppma_cli.output import show_warnings_in_one_line
 from ppma_cli.settings import add_settings
 
 HELP = "list the packaged recipes, or print one with its bases resolved"
@@ -31,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         print(json.dumps(recipe_schema(), indent=2))
         return 0
+    show_warnings_in_one_line()
     load_config(arguments.recipe, arguments.assignments)  # validates
     values = resolve(arguments.recipe, arguments.assignments)
     print(yaml.safe_dump(values, sort_keys=False, default_flow_style=None), end="")

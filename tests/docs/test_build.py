@@ -56,6 +56,12 @@ def test_search_prose_first(site):
     assert all(entry.get("boost", 1) == 1 for entry in entries if not entry["location"].startswith("api/"))
 
 
+def test_explorer_embedded(site):
+    assert '<iframe src="explorer.html"' in (site / "index.html").read_text()
+    explorer = (site / "explorer.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:|#|\$)[^"]', explorer)  # self-contained
+
+
 def test_configuration_generated(site):
     assert "written by tools/" not in (site / "configuration.html").read_text()
     assert "weight_decay_groups" in (site / "configuration.html").read_text()

@@ -44,4 +44,4 @@ def test_keys_described(page):
 
 def test_hook_registered():
     text = (ROOT / "mkdocs.yml").read_text()
-    assert yaml.safe_load(text)["hooks"] == ["tools/configuration_page.py"]
+    assert yaml.safe_load(text)["hooks"] == ["tools/configuration_page.py", "tools/explorer_page.py"]

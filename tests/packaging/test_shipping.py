@@ -142,6 +142,8 @@ def test_light_installation(light, tmp_path):
     assert "[export]      missing: pip install 'onnx>=1.17'" in said
     assert "ppma_nano" in run(light / "ppma", "info")
     assert len(run(light / "ppma", "recipes").splitlines()) > 40
+    code = "import ppma, timm; print(timm.create_model('ppma_nano', pretrained=True).num_classes)"
+    assert run(light / "python", "-c", code, HF_HUB_OFFLINE="1") == "10\n"
     figure = run(light / "ppma", "figure", "masks", "--out", tmp_path / "masks.png", ok=False)
     assert figure == "ppma figure: needs the package 'matplotlib': pip install 'ppma[all]'\n"
 

@@ -49,7 +49,7 @@ def test_preprocessing_from_timm(tmp_path):
 
 
 def test_preprocessing_from_timm_told(recwarn):
-    load_config("digits_nano", ["model=test_vit", "data.image_size=64", "data.std=[0.4,0.4,0.4]"])
+    load_config("digits_nano", ["model=test_vit", "data.image_size=64", "data.std=[0.5,0.5,0.5]"])
     (warning,) = recwarn.list
     assert str(warning.message) == (
         "data: the preprocessing is that of timm's test_vit: mean (0.5, 0.5, 0.5) instead of (0.3, 0.3, 0.3), "
@@ -65,6 +65,9 @@ def test_preprocessing_from_timm_restored(tmp_path):
         config = load_config(tmp_path / f"{recipe}.yaml", ["model=ppma_nano", "lr=0.25"])
         assert config == load_config("digits_nano", ["lr=0.25"])
     assert load_config(tmp_path / "other.yaml").model_args == {}
+    (tmp_path / "sized.yaml").write_text("base: digits_nano\nmodel: test_vit\ndata: {image_size: 64}\n")
+    config = load_config(tmp_path / "sized.yaml", ["model=ppma_nano"])  # what the file sets is kept
+    assert (config.data.image_size, config.data.mean) == (64, (0.3,) * 3)
 
 
 def test_recipes_command_timm(capsys):

@@ -42,14 +42,16 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def tables(documents: Sequence[Mapping[str, Any]]) -> str:
-    """The tables in Markdown, with one column for each result file."""
+    """The tables in Markdown, with one column for each result file; rows that no file has are left out."""
     heads = [instruction_set(document["environment"]) for document in documents]
     results: list[Mapping[str, Result]] = [document["rows"] for document in documents]
 
     def table(first: Sequence[str], rows: Sequence[tuple[Sequence[str], Callable[[Mapping[str, Result]], str]]]) -> str:
         lines = [f"| {' | '.join([*first, *heads])} |", f"|{' --- |' * len(first)}{' ---: |' * len(heads)}"]
-        lines += [f"| {' | '.join([*words, *map(cell, results)])} |" for words, cell in rows]
-        return "\n".join(lines)
+        cells = [(words, [cell(result) for result in results]) for words, cell in rows]
+        measured = [(words, values) for words, values in cells if any(c.isdigit() for c in "".join(values))]
+        lines += [f"| {' | '.join([*words, *values])} |" for words, values in measured]
+        return "\n".join(lines) if measured else "Not measured."
 
     def tiny(what: str, key: str) -> Callable[[Mapping[str, Result]], str]:
         return lambda rows: " / ".join(_value(rows, f"ppma_tiny/{f}/{what}", key) for f in ("paper", "release"))

@@ -23,7 +23,7 @@ def depthwise_conv(
         bias: (C,) or None.
         residual: (B, H, W, C), or None for act(x) itself.
         gelu: act is GELU instead of the identity.
-        backend: selects the implementation; "native" has kernels for 3x3 and 5x5.
+        backend: selects the implementation; "native" and "triton" have kernels for 3x3 and 5x5.
 
     Returns:
         (B, H, W, C).

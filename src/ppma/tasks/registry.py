@@ -3,7 +3,7 @@
 import dataclasses
 import pkgutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def load_config(recipe: str | Path, assignments: Iterable[str] = ()) -> RunConfi
     task = task_class(values.setdefault("task", "classification"), f"{recipe}: task")
     config = configs.build(task.schema, values, source=str(recipe))
     if replaced is not None:
-        _tell_preprocessing(config, replaced.data)
+        _tell_preprocessing(config, replaced)
     return config
 
 
@@ -78,10 +78,21 @@ _OF_MODEL = ("model_args", "init")
 
 @dataclasses.dataclass(frozen=True)
 class _Replaced:
-    """What a model of timm replaced in the values of a recipe: some of `_OF_MODEL`, and preprocessing."""
+    """What a model of timm replaced in the values of a recipe.
+
+    Attributes:
+        values: of `_OF_MODEL`.
+        data: preprocessing.
+        own: preprocessing of the model, in its place.
+    """
 
     values: dict[str, Any]
     data: dict[str, Any]
+    own: dict[str, Any]
+
+    def still_own(self, data: Mapping[str, Any]) -> list[str]:
+        """Keys of the preprocessing that nothing else has set since."""
+        return [key for key, value in self.own.items() if _plain(data.get(key)) == _plain(value)]
 
 
 def _for_model(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,9 +104,10 @@ def _for_model(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     if not is_timm(name) or not isinstance(data, dict):
         return below
     task = task_class({**below, **above}.get("task", "classification"))
-    measured = _only(preprocessing_values(name), task.preprocessing_keys)
-    replaced = _Replaced(_only(below, _OF_MODEL), _only(data, task.preprocessing_keys))
-    return {**_without(below, _OF_MODEL), "data": {**data, **measured}, _REPLACED: replaced}
+    given = above.get("data")
+    own = _without(_only(preprocessing_values(name), task.preprocessing_keys), given if isinstance(given, dict) else {})
+    replaced = _Replaced(_only(below, _OF_MODEL), _only(data, own), own)
+    return {**_without(below, _OF_MODEL), "data": {**data, **own}, _REPLACED: replaced}
 
 
 def _restore(values: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +116,8 @@ def _restore(values: dict[str, Any]) -> dict[str, Any]:
     replaced, data = _take_replaced(values), values.get("data")
     if replaced is None or not isinstance(data, dict):
         return values
-    task = task_class(values.get("task", "classification"))
-    data = {**_without(data, task.preprocessing_keys), **replaced.data}
+    keys = replaced.still_own(data)
+    data = {**_without(data, keys), **_only(replaced.data, keys)}
     return {**_without(values, _OF_MODEL), **replaced.values, "data": data}
 
 
@@ -113,26 +125,26 @@ def _take_replaced(values: dict[str, Any]) -> _Replaced | None:
     return values.pop(_REPLACED) if isinstance(values.get(_REPLACED), _Replaced) else None
 
 
-def _only(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _only(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in keys}
 
 
-def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _without(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
-def _tell_preprocessing(config: Any, replaced: Mapping[str, Any]) -> None:
-    """Warn about the preprocessing that a model of timm changed; `replaced` are the recipe's values."""
-    before = {field.name: field.default for field in dataclasses.fields(config.data)} | dict(replaced)
-    changes = []
-    for key, value in _only(preprocessing_values(config.model), [*before]).items():
-        own, old, new = (
-            tuple(one) if isinstance(one, list) else one for one in (value, before[key], getattr(config.data, key))
-        )
-        if new == own != old:
-            changes.append(f"{key} {new} instead of {old}")
+def _tell_preprocessing(config: Any, replaced: _Replaced) -> None:
+    """Warn about the preprocessing that a model of timm changed."""
+    data = {field.name: getattr(config.data, field.name) for field in dataclasses.fields(config.data)}
+    before = {field.name: field.default for field in dataclasses.fields(config.data)} | replaced.data
+    pairs = {key: (_plain(data[key]), _plain(before[key])) for key in replaced.still_own(data)}
+    changes = [f"{key} {new} instead of {old}" for key, (new, old) in pairs.items() if new != old]
     if changes:
         warnings.warn(f"data: the preprocessing is that of timm's {config.model}: {', '.join(changes)}", stacklevel=3)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def recipe_schema() -> dict[str, Any]:
