@@ -11,7 +11,7 @@ def test_look_figure_packaged():
     titles = [axis.get_title() for axis in figure.axes]
     assert titles[:3] == ["classes", "decay α (horizontal)", "decay β (vertical)"]
     grids = [axis.images[0].get_array().shape for axis in figure.axes[1:5]]
-    assert grids == [(32, 43)] * 4  # 128 x 170 pixels at stride 4
+    assert grids == [(32, 39)] * 4  # 128 x 154 pixels at stride 4
     weights = figure.axes[3].images[0].get_array()
     assert (weights.min(), weights.max()) == (-3, pytest.approx(0, abs=1e-6))
 
