@@ -30,18 +30,18 @@ def short_run(recipe, name, write, count, tmp_path, *changes):
 @pytest.mark.filterwarnings("ignore:data.root. no")
 def test_small_classification_cifar10(tmp_path):
     summary = short_run("small_classification", CIFAR10, cifar10_folder, 2000, tmp_path)
-    assert summary["val_top1"] > 15  # of ten classes
+    assert summary["val_top1"] > 15  # of ten classes; 25.3 with seed 0
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:data.root. no")
 def test_small_segmentation_pets(tmp_path):
     summary = short_run("small_segmentation", PETS, pets_labels, 200, tmp_path)
-    assert summary["val_mIoU"] > 40  # 33 if every pixel is background
+    assert summary["val_mIoU"] > 40  # 58.3 with seed 0
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:data.root. no")
 def test_small_detection_pets(tmp_path):
     summary = short_run("small_detection", PETS, pets_coco, 200, tmp_path)
-    assert summary["val_box_AP50"] >= 0  # detectors learn slowly from random weights
+    assert summary["val_box_AP50"] > 5  # 31.6 with seed 0
