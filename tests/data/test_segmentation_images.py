@@ -277,7 +277,7 @@ def test_scaled_size():
         ({"long_side": 10**9}, "long_side: expected at most 16384, got 1000000000"),
         ({"ignore_index": -1}, "ignore_index: expected 0 to 65535, or null"),
         ({"labels": "city"}, "labels: expected one of 'ade20k', 'plain'"),
-        ({"name": "cityscape"}, "name: expected one of ade20k, cityscapes, folder, got 'cityscape'"),
+        ({"name": "cityscape"}, "name: expected one of ade20k, cityscapes, folder, pets, got 'cityscape'"),
         ({"std": [1, 0, 1]}, "std: expected finite numbers > 0"),
     ],
 )

@@ -232,7 +232,7 @@ def test_train_deterministic_files(tmp_path):
         (b"- 1", "expected a mapping of keys to values, got [1]"),
         (b"", "got an empty file"),
         (b"\x89PNG", "expected text in UTF-8"),
-        (b"task: [1]", "task: expected one of classification, detection, segmentation, got [1]"),
+        (b"task: [1]", "task: expected one of classification, detection, regions, segmentation, got [1]"),
         (b"lr: 1\nlr: 2", "duplicate key 'lr' (line 2, column 1)"),
         ("schlüssel: 1".encode(), "schlüssel: unknown key"),
     ],

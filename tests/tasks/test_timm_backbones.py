@@ -88,8 +88,9 @@ def test_other_models_arguments_dropped():
 
 def test_pretrained_of_ours():
     assert load_config("folder_finetune", ["pretrained=true"]).start == "ppma_tiny.authors_in1k"
-    with pytest.raises(ValueError, match="expected a model with published weights, one of ppma_tiny"):
-        load_config("digits_nano", ["pretrained=true"])
+    with pytest.raises(ValueError, match="expected a model with published weights, one of ppma_nano, ppma_tiny"):
+        load_config("imagenet_rmt_tiny", ["pretrained=true"])
+    assert load_config("digits_nano", ["pretrained=true"]).start == "ppma_nano.cifar10"
     with pytest.raises(ValueError, match="init, pretrained: expected one of the two"):
         load_config("folder_finetune", ["pretrained=true", "init=x.safetensors"])
 

@@ -20,7 +20,7 @@ def welch_p(first: Sequence[float], second: Sequence[float]) -> float:
     Examples:
         >>> from ppma.tasks.significance import welch_p
         >>> round(welch_p([96.8, 95.0, 96.9], [79.8, 76.8, 78.4]), 6)
-        0.00024
+        0.000146
     """
     if min(len(first), len(second)) < 2:
         return math.nan

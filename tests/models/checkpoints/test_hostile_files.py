@@ -368,12 +368,17 @@ def test_timm_folder_broken(state, tmp_path):
 
 
 def test_source_without_unsafe_loading():
-    """Every call of torch.load in the package takes weights only, and nothing else unpickles."""
+    """Every call of torch.load in the package takes weights only, and nothing else unpickles.
+
+    CIFAR-10's own files are pickles; tests/data/test_cifar.py shows that their reader refuses every other name.
+    """
     for path in Path(ppma.__file__).parent.rglob("*.py"):
         text = path.read_text()
         for call in re.findall(r"torch\.load\(.*", text):
             assert "weights_only=True" in call, path
-        assert not re.search(r"pickle\.(load|loads|Unpickler)\b|weights_only=False|allow_pickle=True", text), path
+        unsafe = r"pickle\.(load|loads)\b|weights_only=False|allow_pickle=True"
+        assert not re.search(unsafe, text), path
+        assert path.name == "cifar.py" or "pickle.Unpickler" not in text, path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource")
