@@ -110,4 +110,5 @@ def test_predict_unknown_task(model, tmp_path, capsys):
     path = tmp_path / "other.safetensors"
     ppma.models.checkpoints.write_checkpoint(path, model.state_dict(), model.config, task="captioning")
     assert main(["predict", str(path), str(tmp_path)]) == 2
-    assert "expected one of classification, detection, regions, segmentation, got 'captioning'" in capsys.readouterr().err
+    expected = "expected one of classification, detection, regions, segmentation, got 'captioning'"
+    assert expected in capsys.readouterr().err
