@@ -57,7 +57,7 @@ def test_search_prose_first(site):
 
 
 def test_explorer_embedded(site):
-    assert '<iframe src="explorer.html"' in (site / "index.html").read_text()
+    assert '<iframe src="explorer.html#embed=1' in (site / "index.html").read_text()
     explorer = (site / "explorer.html").read_text()
     assert not re.findall(r'(?:src|href)="(?!data:|#|\$)[^"]', explorer)  # self-contained
 
