@@ -1,4 +1,7 @@
-"""A block for inference, with norms, residuals, rotary embeddings and decays in its four products."""
+"""Convolutions and blocks for inference, with norms, activations, residuals and decays in their products."""
+
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -7,30 +10,26 @@ from ppma.layers.attention import FORMULATIONS, attend
 from ppma.layers.block import PolylineBlock, zero_invalid_tokens
 from ppma.layers.decay import DecayHead
 from ppma.layers.rope import rotary_table
+from ppma.masks import PolylineMask
+from ppma.ops import backends
+from ppma.ops.backends.contract import BackendUnavailableError, BlockWeights, ConvWeights, LinearWeights
+from ppma.ops.choice import fastest, rounded_down
+from ppma.ops.fused_conv import fused_conv
 from ppma.ops.fused_linear import fused_linear
 from ppma.ops.layout import compute_dtype
 from ppma.ops.options import BackendName
 from ppma.ops.padding import zero_invalid
+from ppma.ops.watching import observed
 
 
-class FusedLinear(nn.Module):
-    """A linear layer with the layer norm of its input folded in; see `fused_linear`.
-
-    Args:
-        weight: (outputs, inputs).
-        bias: (outputs,).
-        norm: layer norm of the input, None for none.
-    """
+class _PackedModule(nn.Module):
+    """A layer whose weight a backend keeps packed."""
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, norm: nn.LayerNorm | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        if norm is not None:
-            bias = bias + weight @ norm.bias
-            weight = weight * norm.weight
-        self.norm_eps = None if norm is None else norm.eps
         self.register_buffer("weight", weight.detach().clone())
         self.register_buffer("bias", bias.detach().clone())
         self._packed: dict[str, Tensor] = {}
@@ -42,6 +41,46 @@ class FusedLinear(nn.Module):
     def _load_from_state_dict(self, *args, **kwargs):  # type: ignore[no-untyped-def]
         self._packed.clear()
         super()._load_from_state_dict(*args, **kwargs)
+
+
+class FusedConv(_PackedModule):
+    """A 3x3 convolution with a border of one zero, and GELU behind it; see `fused_conv`.
+
+    Args:
+        conv: with batch norm folded in.
+        gelu: with the activation.
+    """
+
+    def __init__(self, conv: nn.Conv2d, gelu: bool) -> None:
+        assert conv.bias is not None
+        # in the order in which it is packed
+        super().__init__(conv.weight.contiguous(memory_format=torch.channels_last), conv.bias)
+        self.stride, self.gelu = conv.stride[0], gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, inputs) to (B, H / stride, W / stride, outputs), rounded up."""
+        return fused_conv(x, self.weight, self.bias, stride=self.stride, gelu=self.gelu, packed=self._packed)
+
+
+class FusedLinear(_PackedModule):
+    """A linear layer with the layer norm of its input folded in; see `fused_linear`.
+
+    Args:
+        weight: (outputs, inputs).
+        bias: (outputs,).
+        norm: layer norm of the input, None for none.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, norm: nn.LayerNorm | None = None) -> None:
+        if norm is not None:
+            bias = bias + weight @ norm.bias
+            weight = weight * norm.weight
+        super().__init__(weight, bias)
+        self.norm_eps = None if norm is None else norm.eps
+
+    def weights(self) -> LinearWeights:
+        """For the kernel of a whole block."""
+        return LinearWeights(self.weight, self.bias, self.norm_eps, self._packed)
 
     def forward(
         self,
@@ -65,11 +104,21 @@ class FusedLinear(nn.Module):
         )
 
 
+WHOLE, STEPS = "whole", "steps"
+_choices: dict[tuple, str] = {}
+
+
+def block_choices() -> Mapping[tuple, str]:
+    """How this process runs blocks, by shape: "whole" in one call, or in "steps"."""
+    return _choices
+
+
 class FusedBlock(nn.Module):
     """Computes what a `PolylineBlock` computes, up to rounding, in fewer passes over memory.
 
     One product makes q, k, v and the logits of the decays, the other three add the residual as they write. On the CPU
-    they run with packed weights.
+    they run with packed weights, and either one by one or, where that is faster, all steps of the block in one call
+    (`block_choices`).
 
     Args:
         block: without drop path, layer scales folded into the weights; its convolutions and decay head are used.
@@ -90,14 +139,73 @@ class FusedBlock(nn.Module):
         self.reduce = FusedLinear(ffn.reduce.weight, ffn.reduce.bias)
         del attn.qkv, attn.proj  # the rest serves: mask, local convolution, backend
         self.attn = attn
+        # What the speed of a block depends on beside its input and the threads.
+        self._key = (attn.kind, attn.mask, attn.formulation, attn.heads, ffn.expand.out_features)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, valid: Tensor | None = None) -> Tensor:
         """As `PolylineBlock.forward`."""
+        rotary = rotary_table(x.shape[1], x.shape[2], self.attn.head_dim, x.device) if rotary is None else rotary
+        by_steps = partial(self._by_steps, x, rotary, valid)
+        if valid is not None or not self._kernel_serves(x):
+            return by_steps()
+        try:
+            weights = self._weights(rotary, (x.shape[1], x.shape[2]))
+            whole = partial(backends.call, self.attn.backend, "fused_block", x, weights)
+            if self.attn.backend == "native":
+                return whole()
+            key = (rounded_down(x[..., 0].numel()), x.shape[1:], *self._key, torch.get_num_threads())
+            if key not in _choices:
+                _choices[key] = fastest({WHOLE: whole, STEPS: by_steps})
+            return whole() if _choices[key] == WHOLE else by_steps()
+        except BackendUnavailableError:  # heads of a size that the kernel does not rotate
+            return by_steps()
+
+    def _kernel_serves(self, x: Tensor) -> bool:
+        """Whether the kernel of a whole block can run; it is invisible to hooks, modes and profilers."""
+        attn = self.attn
+        return (
+            attn.backend in ("auto", "native")
+            and attn.kind in ("full", "criss_cross")
+            and attn.mask not in ("cross", "hilbert")
+            and attn.local is not None
+            and x.dtype == self.qkv.weight.dtype == torch.float32
+            and not torch.is_grad_enabled()
+            and not observed(x)
+            and not any(part._forward_hooks for part in (self.qkv, self.proj, self.expand, self.reduce))
+            and backends.kernels_serve("auto", "fused_block", x)
+        )
+
+    def _weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
+        attn = self.attn
+        decay = log_decay = None
+        if attn.decay is not None:
+            decay, paths = attn.decay.terms(), "v2h" if attn.mask == "v2h" else "2d"
+        else:
+            mask = attn.mask_of((), grid, rotary[0].device)
+            assert isinstance(mask, PolylineMask)
+            log_decay, paths = mask.log_alpha[..., 0, 0].expand(attn.heads).contiguous(), mask.operator_paths
+        return BlockWeights(
+            position=ConvWeights(self.position.weight, self.position.bias),
+            qkv=self.qkv.weights(),
+            rotary=rotary,
+            decay=decay,
+            log_decay=log_decay,
+            local=ConvWeights(attn.local.weight, attn.local.bias),
+            proj=self.proj.weights(),
+            expand=self.expand.weights(),
+            mix=ConvWeights(self.mix.weight, self.mix.bias),
+            reduce=self.reduce.weights(),
+            heads=attn.heads,
+            full=attn.kind == "full",
+            combine=FORMULATIONS[attn.formulation].combine,
+            paths=paths,
+        )
+
+    def _by_steps(self, x: Tensor, rotary: tuple[Tensor, Tensor], valid: Tensor | None) -> Tensor:
         attn = self.attn
         backend: BackendName = attn.backend if attn.backend in ("auto", "native") else "torch"
         B, H, W, dim = x.shape
         placed = self.position.add(zero_invalid_tokens(x, valid)).reshape(-1, dim)
-        rotary = rotary_table(H, W, attn.head_dim, x.device) if rotary is None else rotary
         packed = self.qkv(placed, rotary=rotary, rotated=2 * dim, backend=backend)
         heads = packed[:, : 3 * dim].unflatten(-1, (3, attn.heads, attn.head_dim)).unflatten(0, (B, H, W))
         q, k, v = (part.movedim(3, 1) for part in heads.unbind(3))

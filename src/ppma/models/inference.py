@@ -4,11 +4,11 @@ import copy
 from collections.abc import Iterable
 
 from timm.layers import LayerScale
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_weights
 
 from ppma.layers.block import PolylineBlock
-from ppma.layers.fused import FusedBlock
+from ppma.layers.fused import FusedBlock, FusedConv
 from ppma.layers.stem import Downsample, Stem
 from ppma.models.head import ClassifierHead
 
@@ -37,9 +37,9 @@ def optimize_for_inference(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model).eval().requires_grad_(False)
     for module in list(model.modules()):
         if isinstance(module, Stem):
-            module.layers = _fold_sequence(module.layers)
+            module.layers = _fused_convs(_fold_sequence(module.layers))
         elif isinstance(module, Downsample):
-            module.conv = fuse_conv_bn_eval(module.conv, module.norm)
+            module.conv = FusedConv(fuse_conv_bn_eval(module.conv, module.norm), gelu=False)  # type: ignore[assignment]
             module.norm = nn.Identity()  # type: ignore[assignment]
         elif isinstance(module, ClassifierHead) and isinstance(module.widen, nn.Sequential):
             module.widen = _fold_sequence(module.widen)
@@ -66,6 +66,25 @@ def _fold_sequence(layers: Iterable[nn.Module]) -> nn.Sequential:
         else:
             folded.append(layer)
     return nn.Sequential(*folded)
+
+
+def _fused_convs(layers: nn.Sequential) -> nn.Sequential:
+    """The convolutions, channel-last, with the activations behind them; images come in as (B, C, H, W)."""
+    fused: list[nn.Module] = [_ChannelsLast()]
+    for layer, behind in zip(layers, [*layers[1:], None], strict=True):
+        if isinstance(layer, nn.Conv2d):
+            fused.append(FusedConv(layer, gelu=isinstance(behind, nn.GELU)))
+    return nn.Sequential(*fused, _ChannelsFirst())
+
+
+class _ChannelsLast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
+class _ChannelsFirst(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2)
 
 
 def _fold_norm(linear: nn.Linear, norm: BatchNorm) -> None:

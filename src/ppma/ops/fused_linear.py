@@ -1,10 +1,8 @@
 """A linear layer together with what stands around it in a block: layer norm, residual, rotary embeddings.
 
-Which implementation is fastest depends on shape and CPU, so the first call with a shape measures them, and the process
-keeps the choice.
+The first call with a shape measures the implementations, and the process keeps the fastest (`ppma.ops.choice`).
 """
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,10 +13,10 @@ from torch import Tensor
 
 from ppma.ops import backends
 from ppma.ops.backends import pytorch
+from ppma.ops.choice import fastest, rounded_down
 from ppma.ops.options import BackendName
 
 PACKED = "packed"  # the native kernel
-MARGIN = 1.05  # a library must be faster by this factor: the measurement is short
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -74,20 +72,6 @@ def choices() -> Mapping[Shape, str]:
     return _choices
 
 
-def fastest(candidates: Mapping[str, Callable[[], object]], rounds: int = 3) -> str:
-    """The name of the fastest candidate by its best of some interleaved rounds; the first wins within `MARGIN`."""
-    best = dict.fromkeys(candidates, float("inf"))
-    for candidate in candidates.values():
-        candidate()
-    for _ in range(rounds):
-        for name, candidate in candidates.items():
-            start = time.perf_counter()
-            candidate()
-            best[name] = min(best[name], time.perf_counter() - start)
-    first = next(iter(best))
-    return min(best, key=lambda name: best[name] * (1.0 if name == first else MARGIN))
-
-
 def fused_linear(
     x: Tensor,
     weight: Tensor,
@@ -129,9 +113,8 @@ def fused_linear(
     arguments = (x, weight, bias, residual, norm_eps, rotary, rotated, {} if packed is None else packed)
     if backend != "auto" or torch.is_grad_enabled() or not backends.kernels_serve("auto", "fused_linear", *arguments):
         return backends.compose(backend, "fused_linear", *arguments)
-    rows = 1 << max(0, len(x).bit_length() - 1)  # fewer shapes to measure where images have many sizes
     shape = Shape(
-        rows=rows,
+        rows=rounded_down(len(x)),
         inputs=weight.shape[1],
         outputs=weight.shape[0],
         norm=norm_eps is not None,

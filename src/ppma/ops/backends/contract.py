@@ -1,18 +1,78 @@
 """The contract of a backend: a module with these functions, some of which it may lack."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ppma.ops.options import AttentionOptions, NdPaths, Paths
+from ppma.ops.options import AttentionOptions, Combine, NdPaths, Paths
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class BackendUnavailableError(RuntimeError):
     """A backend cannot run here. Raised to the user only if that backend was chosen explicitly."""
+
+
+class LinearWeights(NamedTuple):
+    """A linear layer of a block.
+
+    Attributes:
+        weight: (outputs, inputs).
+        bias: (outputs,).
+        norm_eps: epsilon of a layer norm of the input without scale and shift, None for no norm.
+        packed: copies of the weight that a backend keeps.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    norm_eps: float | None
+    packed: dict[str, Tensor]
+
+
+class ConvWeights(NamedTuple):
+    """A depthwise convolution of a block: weight (C, 1, k, k) and bias (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class BlockWeights(NamedTuple):
+    """What a block of a backbone computes for inference, in the order of its steps.
+
+    Attributes:
+        position: 3x3, added to its input.
+        qkv: q, k, v and behind them the logits of the learned decays, (heads, outputs).
+        rotary: cosines and sines, (H * W, head_dim / 2).
+        decay: bias and rate of the logits, (heads, outputs) each, and whether the activation is softplus, as
+            `decay_head` takes them; None where no decay is learned.
+        log_decay: (heads,) of a mask with constant decays, None where they are learned.
+        local: 5x5, of the values, added to the result of the attention.
+        proj: its result is added to the input of the attention.
+        expand: to the hidden channels.
+        mix: 3x3, of GELU of the hidden channels, added to that.
+        reduce: its result is added to the input of the feed-forward.
+        heads: attention heads.
+        full: full attention instead of criss-cross attention.
+        combine: of mask and softmax.
+        paths: of the mask.
+    """
+
+    position: ConvWeights
+    qkv: LinearWeights
+    rotary: tuple[Tensor, Tensor]
+    decay: tuple[Tensor, Tensor | None, bool] | None
+    log_decay: Tensor | None
+    local: ConvWeights
+    proj: LinearWeights
+    expand: LinearWeights
+    mix: ConvWeights
+    reduce: LinearWeights
+    heads: int
+    full: bool
+    combine: Combine
+    paths: Paths
 
 
 class Backend(Protocol):
@@ -132,3 +192,13 @@ class Backend(Protocol):
         packed: dict[str, Tensor],
     ) -> Tensor:
         """As `ppma.ops.fused_linear.fused_linear`; a backend may keep packed copies of the weight in `packed`."""
+
+    @staticmethod
+    def fused_conv(
+        x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]
+    ) -> Tensor:
+        """As `ppma.ops.fused_conv.fused_conv`."""
+
+    @staticmethod
+    def fused_block(x: Tensor, block: BlockWeights) -> Tensor:
+        """A whole block of a backbone for inference, (B, H, W, dim) to the same."""

@@ -6,6 +6,8 @@ from ppma.ops.backends.native import library
 from ppma.ops.backends.native.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.native.depthwise import depthwise_conv
+from ppma.ops.backends.native.fused_block import fused_block
+from ppma.ops.backends.native.fused_conv import fused_conv
 from ppma.ops.backends.native.fused_linear import fused_linear
 from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.native.rotary import rotary_split
@@ -15,6 +17,8 @@ __all__ = [
     "criss_cross_attention",
     "criss_cross_attention_backward",
     "depthwise_conv",
+    "fused_block",
+    "fused_conv",
     "fused_linear",
     "linear_attention",
     "linear_attention_backward",

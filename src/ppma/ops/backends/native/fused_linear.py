@@ -15,8 +15,8 @@ _kernel = Kernel("ppma_packed_linear", c_void_p)
 _pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_void_p)
 
 
-def _packed(weight: Tensor, kept: dict[str, Tensor]) -> Tensor:
-    """The weight in the order in which the instruction set in use reads it."""
+def packed_weight(weight: Tensor, kept: dict[str, Tensor]) -> Tensor:
+    """A weight (outputs, inputs) in the order in which the instruction set in use reads it, kept in `kept`."""
     isa = str(library.isa())
     if isa not in kept:
         size = library.loaded().ppma_packed_linear_size
@@ -27,6 +27,23 @@ def _packed(weight: Tensor, kept: dict[str, Tensor]) -> Tensor:
         _pack(contiguous_address(weight, weight.shape), *weight.shape, contiguous_address(packed, packed.shape))
         kept[isa] = packed
     return kept[isa]
+
+
+def packed_address(weight: Tensor, kept: dict[str, Tensor]) -> int:
+    """The address of `packed_weight`, which `kept` keeps alive."""
+    packed = packed_weight(weight, kept)
+    return contiguous_address(packed, packed.shape)
+
+
+def rotates(rotated: int, head_dim: int) -> bool:
+    """Whether the kernel can rotate so many outputs in heads of this size: it does so in whole vectors."""
+    vector = vector_floats()
+    return not (rotated % head_dim or rotated % vector or (head_dim % vector and vector % head_dim))
+
+
+def vector_floats() -> int:
+    """Floats in a vector of the instruction set in use."""
+    return {"avx512": 16, "avx2": 8}.get(str(library.isa()), 4)
 
 
 def fused_linear(
@@ -56,16 +73,16 @@ def fused_linear(
     if rotary is not None:
         tokens, pairs = rotary[0].shape
         head_dim = 2 * pairs
-        vector = {"avx512": 16, "avx2": 8}.get(str(library.isa()), 4)
-        if rotated % head_dim or rotated % vector or (head_dim % vector and vector % head_dim):
+        if not rotates(rotated, head_dim):
             raise BackendUnavailableError(
-                f"native kernels: fused_linear rotates whole vectors of {vector}, got {rotated} in heads of {head_dim}"
+                f"native kernels: fused_linear rotates whole vectors of {vector_floats()}, "
+                f"got {rotated} in heads of {head_dim}"
             )
         cosine, sine = (contiguous_address(table, (tokens, pairs)) for table in rotary)
     params = _PARAMS.pack(
         address(x, (rows, inputs)),
         x.stride(0),
-        contiguous_address(_packed(weight, packed), (packed[str(library.isa())].numel(),)),
+        packed_address(weight, packed),
         contiguous_address(bias, (outputs,)),
         0 if residual is None else address(residual, (rows, outputs)),
         0 if residual is None else residual.stride(0),

@@ -1,0 +1,30 @@
+// A block of a backbone for inference: positional convolution, masked attention, feed-forward.
+#pragma once
+
+#include "view.h"
+
+namespace ppma {
+
+// Mirrors `_PARAMS` of fused_block.py. Weights of linear layers are packed by ppma_pack_linear, with the scales of the norms
+// multiplied in; those of depthwise convolutions are (channels, kernel, kernel).
+struct BlockParams {
+  const float* x;  // (batch, height, width, dim), contiguous
+  float* out;      // the same; not x
+  int64_t batch, height, width, dim, heads, hidden;
+  const float *position, *position_bias;  // 3x3
+  const float *local, *local_bias;        // 5x5, of the values
+  const float *mix, *mix_bias;            // 3x3, of the hidden channels
+  const float *qkv, *qkv_bias;            // (3 * dim + heads * decays, dim)
+  const float *proj, *proj_bias;
+  const float *expand, *expand_bias;
+  const float *reduce, *reduce_bias;
+  float attn_eps, ffn_eps;
+  const float *cosine, *sine;             // (height * width, dim / heads / 2)
+  int64_t decays;                         // learned for each head: 2, 1 if shared, 0 for none
+  const float *decay_bias, *decay_rate;   // (heads, decays); no rate is 1
+  const float* log_decay;                 // (heads), where none is learned
+  int32_t softplus;
+  int32_t full, logit, v2h, h2v, threads;
+};
+
+}  // namespace ppma

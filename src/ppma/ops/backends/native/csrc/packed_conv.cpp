@@ -1,0 +1,106 @@
+// Convolutions as packed products: in a channel-last image with a border of zeros, the inputs of an output pixel are three
+// runs of memory, one for each row of the kernel, and those of the next pixel lie a fixed distance further.
+//
+// A task is a band of rows of one image and some panels of outputs; it copies its rows with their border first. Every output
+// is summed in the same order whatever the bands, so the bits do not depend on the number of threads.
+#include "packed_conv.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "packed_tile.h"
+#include "parallel.h"
+
+using namespace ppma;
+
+namespace {
+
+constexpr int64_t kBandFloats = 64 << 10;  // of the copied rows, which share the second-level cache with the weights
+constexpr int64_t kTasksPerThread = 4;
+
+struct Geometry {
+  int64_t out_height, out_width;
+  int64_t row_floats;  // of a copied row
+  int64_t band;        // output rows of a task
+  int64_t groups;      // of panels
+
+  explicit Geometry(const PackedConvParams& params)
+      : out_height((params.height + params.stride - 1) / params.stride),
+        out_width((params.width + params.stride - 1) / params.stride),
+        row_floats((params.width + 2) * params.inputs) {
+    int64_t fitting = std::max<int64_t>(1, (kBandFloats / row_floats - 2) / params.stride);
+    int64_t wanted = kTasksPerThread * params.threads;
+    // More bands than fit only if there are too few tasks; a narrow band copies its border rows again and again.
+    band = std::min(fitting, std::max<int64_t>(4, params.batch * out_height / wanted));
+    band = std::min(band, out_height);
+    groups = std::clamp<int64_t>(wanted / std::max<int64_t>(1, params.batch * bands()), 1, panels_of(params.outputs));
+    if (params.threads == 1) groups = 1;
+  }
+  int64_t bands() const { return (out_height + band - 1) / band; }
+};
+
+// Input rows [first, first + rows) of an image with a border of one column on either side; rows outside the image are 0.
+void copy_rows(const PackedConvParams& params, int64_t image, int64_t first, int64_t rows, int64_t row_floats, float* to) {
+  const int64_t inputs = params.inputs, *stride = params.x.stride;
+  for (int64_t y = first; y < first + rows; ++y, to += row_floats) {
+    if (y < 0 || y >= params.height) {
+      std::memset(to, 0, sizeof(float) * row_floats);
+      continue;
+    }
+    std::memset(to, 0, sizeof(float) * inputs);
+    std::memset(to + row_floats - inputs, 0, sizeof(float) * inputs);
+    const float* from = params.x.data + image * stride[0] + y * stride[1];
+    float* inside = to + inputs;
+    if (stride[3] == 1 && stride[2] == inputs) {
+      std::memcpy(inside, from, sizeof(float) * params.width * inputs);
+    } else {
+      for (int64_t c = 0; c < inputs; ++c)
+        for (int64_t j = 0; j < params.width; ++j) inside[j * inputs + c] = from[j * stride[2] + c * stride[3]];
+    }
+  }
+}
+
+}  // namespace
+
+PPMA_EXPORT int ppma_packed_conv(const PackedConvParams* given) {
+  const PackedConvParams& params = *given;
+  const Geometry geometry(params);
+  const int64_t panels = panels_of(params.outputs), inputs = 9 * params.inputs, step = params.stride * params.inputs;
+  const int64_t tiles = (geometry.out_width + kTileRows - 1) / kTileRows;
+  std::atomic<bool> failed{false};
+  parallel_for(params.batch * geometry.bands() * geometry.groups, params.threads, [&](int64_t task) {
+    int64_t group = task % geometry.groups, rest = task / geometry.groups;
+    int64_t image = rest / geometry.bands(), begin = rest % geometry.bands() * geometry.band;
+    int64_t end = std::min(geometry.out_height, begin + geometry.band);
+    int64_t rows = (end - begin - 1) * params.stride + 3;
+    float* copied = Scratch::floats(rows * geometry.row_floats);
+    if (!copied) {
+      failed = true;
+      return;
+    }
+    copy_rows(params, image, begin * params.stride - 1, rows, geometry.row_floats, copied);
+    for (int64_t panel = panels * group / geometry.groups; panel < panels * (group + 1) / geometry.groups; ++panel) {
+      int64_t column = panel * kPanel;
+      for (int64_t y = begin; y < end; ++y) {
+        const float* row = copied + (y - begin) * params.stride * geometry.row_floats;
+        float* out = params.out + ((image * geometry.out_height + y) * geometry.out_width) * params.outputs + column;
+        for (int64_t t = 0; t < tiles; ++t) {
+          int64_t j = geometry.out_width * t / tiles, count = geometry.out_width * (t + 1) / tiles - j;
+          Tile tile{};
+          tile.x = row + j * step;
+          tile.x_stride = step;
+          tile.segments = 3;
+          tile.segment_stride = geometry.row_floats;
+          tile.depth = 3 * params.inputs;
+          tile.weights = params.packed + column * inputs;
+          tile.bias = params.bias + column;
+          tile.out = out + j * params.outputs;
+          tile.out_stride = params.outputs;
+          tile.gelu = params.gelu;
+          run_tile(tile, count, params.outputs - column);
+        }
+      }
+    }
+  });
+  return failed;
+}

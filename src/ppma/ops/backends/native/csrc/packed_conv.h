@@ -1,0 +1,20 @@
+// A 3x3 convolution for inference with the weights packed in advance: out = act(conv(x) + bias), zeros around the image.
+#pragma once
+
+#include "view.h"
+
+namespace ppma {
+
+// Mirrors `_PARAMS` of fused_conv.py.
+struct PackedConvParams {
+  View x;               // (batch, height, width, inputs), in any strides
+  const float* packed;  // from ppma_pack_linear, of the weight as (outputs, 3 * 3 * inputs)
+  const float* bias;    // (outputs)
+  float* out;           // (batch, out_height, out_width, outputs), contiguous
+  int64_t batch, height, width, inputs, outputs;
+  int64_t stride;       // 1 or 2: out_height is height / stride, rounded up
+  int32_t gelu;
+  int32_t threads;
+};
+
+}  // namespace ppma
