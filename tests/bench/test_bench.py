@@ -77,14 +77,16 @@ def test_floor_records_products():
     assert len(calls) == layers + decay_heads + attention
     for call in calls:
         assert isinstance(call(), torch.Tensor)
-    assert set(recorded.chosen.values()) <= {"packed", *products()}
+    assert set(recorded.chosen.values()) <= {"packed", "native", *products()}
     assert (1, 256, 1000) in recorded.chosen  # the classifier
 
 
 def test_floor_fastest_product(monkeypatch):
     monkeypatch.setattr(floor, "fastest", lambda candidates: list(candidates)[-1])
     recorded = floor.record(timm.create_model("ppma_nano").eval(), torch.randn(1, 3, 32, 32))
-    assert len(set(recorded.chosen.values())) == 1
+    linear = {name for shape, name in recorded.chosen.items() if len(shape) == 3}
+    assert linear == {"packed"}
+    assert set(recorded.chosen.values()) == {"packed", "native"}  # native: depthwise convolutions
 
 
 def test_variant_modes():

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from ppma.ops import choice
 from ppma.ops import fused_linear as module
-from ppma.ops.fused_linear import PACKED, fastest, fused_linear, products
+from ppma.ops.choice import fastest
+from ppma.ops.fused_linear import PACKED, fused_linear, products
 
 pytestmark = pytest.mark.native
 
@@ -54,7 +56,7 @@ def test_no_choice_with_gradients(no_choices):
 
 def test_fastest(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: now[0])
 
     def taking(seconds):
         def run():

@@ -2,8 +2,8 @@
 
 The model runs once while every matrix product and convolution is recorded by shape and memory layout; masked attention
 counts as the products of plain attention of the same shape. The floor is the time of just those, without norms,
-activations, softmax or mask. A linear layer runs by the fastest of MKL, oneDNN and our packed product, measured for
-each shape; convolutions and batched products run as PyTorch runs them.
+activations, softmax or mask. Each runs by the fastest implementation for its shape, by measurement: linear layers by
+MKL, oneDNN or our packed product, convolutions by PyTorch or our kernels, the products of attention by PyTorch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import ppma
 from ppma.bench.report import Report
+from ppma.layers.fused import block_choices
 from ppma.measure.timing import interleave
-from ppma.ops import backends
+from ppma.ops import backends, fused_conv, fused_linear
 from ppma.ops.backends import native
-from ppma.ops.fused_linear import PACKED, choices, fastest, products
+from ppma.ops.choice import fastest
+from ppma.ops.fused_linear import PACKED, products
 from ppma.ops.options import split_paths
 
 aten = torch.ops.aten
@@ -33,18 +35,21 @@ class Products(TorchDispatchMode):
 
     Attributes:
         calls: functions that repeat them, in order.
-        chosen: the implementation of each linear layer by (rows, inputs, outputs).
+        chosen: the implementation by shape, (rows, inputs, outputs) for linear layers, those of image and weight and
+            the strides for convolutions.
     """
 
     calls: list[Callable[[], Tensor]] = field(default_factory=list)
-    chosen: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    chosen: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.linear):
+        if func is aten.convolution.default:
+            self._convolution(*args)
+        elif func.overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.linear):
             copies = [_like(a) if isinstance(a, Tensor) else a for a in args]
             plain = func.overloadpacket in (aten.addmm, aten.mm) and not kwargs and copies[-1].mT.is_contiguous()
             self.calls.append(self._linear(copies[-2], copies[-1], copies[:-2]) if plain else lambda: func(*copies))
@@ -63,11 +68,28 @@ class Products(TorchDispatchMode):
         if native.unsupported_reason(x.device, x.dtype) is None:
             shift = x.new_zeros(len(weight)) if bias is None else bias
             candidates[PACKED] = partial(native.fused_linear, x, weight, shift, None, None, None, 0, {})
-        shape = (*x.shape, len(weight))
+        return self._fastest((*x.shape, len(weight)), candidates)
+
+    def _fastest(self, shape: tuple[int, ...], candidates: Mapping[str, Callable[[], Tensor]]) -> Callable[[], Tensor]:
         if shape not in self.chosen:
             with torch.no_grad(), _disable_current_modes():
                 self.chosen[shape] = fastest(candidates)
         return candidates[self.chosen[shape]]
+
+    def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], *rest: Any) -> None:
+        x, weight = _like(x), _like(weight)
+        bias = x.new_zeros(len(weight)) if bias is None else _like(bias)
+        groups = rest[-1]
+        candidates: dict[str, Callable[[], Tensor]] = {
+            "torch": lambda: aten.convolution(x, weight, bias, stride, *rest)
+        }
+        if native.unsupported_reason(x.device, x.dtype) is None:
+            image = x.permute(0, 2, 3, 1)
+            if groups == len(weight) and weight.shape[-1] in (3, 5):
+                candidates["native"] = partial(native.depthwise_conv, image, weight, bias, None, False)
+            elif groups == 1 and weight.shape[-1] == 3:
+                candidates[PACKED] = partial(native.fused_conv, image, weight, bias, stride[0], False, {})
+        self.calls.append(self._fastest((*x.shape, *weight.shape, *stride), candidates))
 
     def _attention(self, q: Tensor, v: Tensor, applications: int) -> None:
         """Record q k^T, and weights times values once per application."""
@@ -109,7 +131,7 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
         ["model", "formulation", "speed of the model over its floor", "model ms", "floor ms", "products"],
     )
     where: dict[str, dict[str, float]] = {}
-    used: dict[tuple[int, int, int], str] = {}
+    used: dict[tuple[int, ...], str] = {}
     for formulation in ("paper", "release"):
         torch.manual_seed(0)
         plain = timm.create_model(model, formulation=formulation).eval()
@@ -131,22 +153,24 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
     yield _breakdown_report(where)
 
 
-def _choices_report(floor: Mapping[tuple[int, int, int], str]) -> Report:
-    """The fastest implementation of each linear layer, alone and with what `optimize_for_inference` fuses."""
-    report = Report(
-        "implementation of linear layers, chosen by measurement", ["rows", "inputs", "outputs", "floor", "model"]
-    )
-    for (rows, inputs, outputs), name in sorted(floor.items()):
-        rounded = 1 << (rows.bit_length() - 1)
-        model = {
-            choice
-            for shape, choice in choices().items()
-            if (shape.rows, shape.inputs) == (rounded, inputs) and outputs <= shape.outputs < outputs + 64
-        }
-        report.rows.append([rows, inputs, outputs, name, ", ".join(sorted(model))])
+def _choices_report(floor: Mapping[tuple[int, ...], str]) -> Report:
+    """The fastest implementation of each product and convolution of the floor, and what the model runs on."""
+    report = Report("implementations, chosen by measurement", ["of", "what", "shape", "chosen"])
+    for shape, name in sorted(floor.items(), key=lambda item: (len(item[0]), item[0])):
+        what = "linear" if len(shape) == 3 else "convolution"
+        report.rows.append(["floor", what, " x ".join(map(str, shape)), name])
+    for conv, name in fused_conv.choices().items():
+        shape = f"{conv.pixels} pixels, {conv.inputs} to {conv.outputs}, stride {conv.stride}"
+        report.rows.append(["model", "convolution", shape, name])
+    for (rows, grid, kind, mask, formulation, *_), name in block_choices().items():
+        size = " x ".join(map(str, grid))
+        report.rows.append(["model", "block", f"{rows} tokens, {size}, {kind}, {mask}, {formulation}", name])
+    for linear, name in fused_linear.choices().items():
+        shape = f"{linear.rows} x {linear.inputs} x {linear.outputs}"
+        report.rows.append(["model", "linear, in steps", shape, name])
     report.notes.append(
-        "packed: our product; torch: PyTorch's, MKL on x86; onednn: oneDNN. The last column is empty for layers that "
-        "are not fused; in the model, the product for q, k and v also computes the logits of the decays."
+        "packed, native, whole: our kernels; torch: PyTorch's operator, MKL or oneDNN on x86; onednn: oneDNN; steps: a "
+        "block whose products are chosen one by one. The model's rows and pixels are rounded down to powers of two."
     )
     return report
 

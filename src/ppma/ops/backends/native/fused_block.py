@@ -17,7 +17,7 @@ _kernel = Kernel("ppma_block", c_void_p)
 
 def fused_block(x: Tensor, block: BlockWeights) -> Tensor:
     """See `Backend.fused_block`."""
-    batch, height, width, dim = x.shape
+    _, height, width, dim = x.shape
     head_dim, hidden = dim // block.heads, block.reduce.weight.shape[1]
     library.require_tokens((height, width, dim, hidden))
     if torch.is_grad_enabled() and x.requires_grad:

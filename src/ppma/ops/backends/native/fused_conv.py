@@ -15,9 +15,7 @@ _PARAMS = struct.Struct("PPP6qii")  # PackedConvParams of csrc/packed_conv.h, be
 _kernel = Kernel("ppma_packed_conv", c_void_p)
 
 
-def fused_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]
-) -> Tensor:
+def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
     """See `ppma.ops.fused_conv.fused_conv`."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
         raise BackendUnavailableError("native kernels: fused_conv has no gradient")
@@ -28,9 +26,7 @@ def fused_conv(
     outputs, inputs = weight.shape[:2]
     batch, height, width, _ = x.shape
     library.require_tokens((height, width, inputs, outputs))
-    out = torch.empty(
-        (batch, -(-height // stride), -(-width // stride), outputs), dtype=torch.float32, device=x.device
-    )
+    out = torch.empty((batch, -(-height // stride), -(-width // stride), outputs), dtype=torch.float32, device=x.device)
     params = _PARAMS.pack(
         packed_address(weight.permute(0, 2, 3, 1).flatten(1), packed),
         contiguous_address(bias, (outputs,)),

@@ -66,9 +66,7 @@ def fused_linear(
     return out if residual is None else residual + out
 
 
-def fused_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]
-) -> Tensor:
+def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
     """`act(conv(x) + bias)`; see `ppma.ops.fused_conv.fused_conv`."""
     out = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride=stride, padding=1).permute(0, 2, 3, 1)
     return F.gelu(out) if gelu else out

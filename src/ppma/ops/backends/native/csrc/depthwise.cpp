@@ -201,17 +201,12 @@ int forward(const View& x, const float* weight, const float* bias, const View* b
         fill(ring, x, shape, task, y + K / 2, activate);
         float* to = task.pixel(out, y, 0);
         auto finish = [&](int64_t j, int64_t c, Vec sum) { store_lanes(to + j * out.stride[2] + c, sum, task.lanes(c)); };
-        if (base) {
-          const float* from = task.pixel(*base, y, 0);
-          convolve_row(
-              ring, taps, shape, task, y,
-              [&](int64_t j, int64_t c) {
-                return load(offsets + c) + load_lanes(from + j * base->stride[2] + c, task.lanes(c));
-              },
-              finish);
-        } else {
-          convolve_row(ring, taps, shape, task, y, [&](int64_t, int64_t c) { return load(offsets + c); }, finish);
-        }
+        const float* from = base ? task.pixel(*base, y, 0) : nullptr;
+        auto start = [&](int64_t j, int64_t c) {
+          Vec offset = load(offsets + c);
+          return from ? offset + load_lanes(from + j * base->stride[2] + c, task.lanes(c)) : offset;
+        };
+        convolve_row(ring, taps, shape, task, y, start, finish);
       }
     }
   });

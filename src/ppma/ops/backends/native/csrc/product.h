@@ -154,6 +154,12 @@ struct MixedStore {
   }
 };
 
+// Compiled once, in product.cpp: every kernel uses them.
+extern template void product(const Left&, const Right&, int64_t, int64_t, int64_t, const Store&);
+extern template void product(const Left&, const Right&, int64_t, int64_t, int64_t, const ScoreStore&);
+extern template void product(const Left&, const Right&, int64_t, int64_t, int64_t, const ScaledStore&);
+extern template void product(const Left&, const Right&, int64_t, int64_t, int64_t, const MixedStore&);
+
 // Copies `rows` rows of `columns` numbers, `stride` apart, to padded rows; what pads them is 0.
 inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
   int64_t width = padded(columns);

@@ -1,0 +1,147 @@
+"""Blocks for inference: in one call of the native kernel, step by step, and as they were trained."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ppma import masks
+from ppma.layers import PolylineBlock, fused
+from ppma.layers.fused import STEPS, WHOLE, FusedBlock
+from ppma.ops.backends.native import library
+
+pytestmark = pytest.mark.native
+
+KERNEL_MASKS = [name for name in masks.KINDS if name not in ("cross", "hilbert")]
+
+
+@pytest.fixture(params=library.available() or ["none"])
+def isa(request, monkeypatch):
+    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
+    return request.param
+
+
+def make(dim=32, heads=2, **options):
+    """A block with weights and decays far from where they start, and tokens of two images."""
+    torch.manual_seed(0)
+    block = PolylineBlock(dim, heads, **options).eval().requires_grad_(False)
+    for parameter in block.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    return block
+
+
+def fuse(block, backend):
+    fast = FusedBlock(block)
+    fast.attn.backend = backend
+    return fast
+
+
+def check(x, change=lambda block: None, **options):
+    """Compare the kernel with float64.
+
+    The steps in plain PyTorch round as often, in another order. On tiny grids these errors may happen to be near 0,
+    hence the 16 roundings.
+    """
+    blocks = [make(**options) for _ in range(3)]
+    for block in blocks:
+        change(block)
+    with torch.no_grad():
+        whole = fuse(blocks[0], "native")
+        assert whole._kernel_serves(x)
+        result, rounded, exact = whole(x), fuse(blocks[1], "torch")(x), blocks[2].double()(x.double())
+    error, allowed = ((value.double() - exact).abs().max() for value in (result, rounded))
+    assert error <= 4 * allowed + 16 * 2.0**-24 * exact.abs().max()
+
+
+def tokens(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("formulation", ["paper", "release"])
+@pytest.mark.parametrize("kind", ["full", "criss_cross"])
+@pytest.mark.parametrize("mask", KERNEL_MASKS)
+def test_whole_block(isa, mask, kind, formulation):
+    check(tokens(2, 5, 7, 32), mask=mask, kind=kind, formulation=formulation)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 9), (8, 1), (33, 33), (3, 70)], ids=str)
+def test_whole_block_grids(isa, grid):
+    check(tokens(2, *grid, 32))
+
+
+def test_whole_block_groups(isa):
+    """Images pass the block in groups; the result does not depend on the others, nor on the threads."""
+    x = tokens(70, 8, 16, 32)  # groups of 32
+    block, before = fuse(make(), "native"), torch.get_num_threads()
+    results = []
+    with torch.no_grad():
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(block(x))
+        alone = torch.cat([block(image[None]) for image in x[::23]])
+    torch.set_num_threads(before)
+    assert all(torch.equal(results[0], result) for result in results)
+    assert torch.equal(results[0][::23], alone)
+
+
+def test_whole_block_strides_and_empty(isa):
+    block = fuse(make(), "native")
+    x = torch.randn(2, 6, 5, 32)
+    with torch.no_grad():
+        assert torch.equal(block(x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)), block(x))
+        assert block(x[:0]).shape == (0, 6, 5, 32)
+        x[0, 0, 0, 0] = torch.nan
+        assert block(x)[0].isnan().all()
+        assert not block(x)[1].isnan().any()
+
+
+@pytest.mark.parametrize("bias", [-1e4, 1e4])
+def test_extreme_decays(isa, bias):
+    """Decays of exactly 1, and of 0 in float32."""
+    check(tokens(1, 6, 6, 32), lambda block: block.attn.decay.bias.fill_(bias))
+
+
+@pytest.mark.parametrize("bias", [-90.0, -20.0, -1.0, 0.0, 1.0, 20.0, 200.0])
+def test_softplus_decays(isa, bias):
+    """From logits far below 0, where softplus is the exponential, to far above."""
+    check(tokens(1, 6, 6, 32), lambda block: block.attn.decay.dt_bias.fill_(bias), formulation="release")
+
+
+def test_choice(monkeypatch):
+    x, block = torch.randn(1, 6, 6, 32), fuse(make(), "auto")
+    results = {}
+    for name in (WHOLE, STEPS):
+        monkeypatch.setattr(fused, "_choices", {})
+        monkeypatch.setattr(fused, "fastest", lambda candidates, name=name: name)
+        with torch.no_grad():
+            results[name] = block(x)
+        assert list(fused.block_choices().values()) == [name]
+    torch.testing.assert_close(*results.values())
+
+
+def test_steps_where_somebody_watches(monkeypatch):
+    """Hooks, modes, gradients, padding and other dtypes see the steps."""
+    called = []
+    monkeypatch.setattr(FusedBlock, "_weights", lambda *arguments: called.append(1))
+    x, block = torch.randn(1, 6, 6, 32), fuse(make(), "auto")
+    with torch.no_grad():
+        block(x, valid=torch.ones(1, 6, 6, dtype=torch.bool))
+        with FlopCounterMode(display=False) as flops:
+            block(x)
+        seen = []
+        handle = block.proj.register_forward_hook(lambda *arguments: seen.append(1))
+        block(x)
+        handle.remove()
+        fuse(make(), "auto").double()(x.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            block(x)
+    block(x)
+    assert not called
+    assert seen
+    assert flops.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("mask", ["cross", "hilbert"])
+def test_masks_without_kernel(mask):
+    x = torch.randn(1, 6, 6, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(fuse(make(mask=mask), "auto")(x), make(mask=mask)(x))

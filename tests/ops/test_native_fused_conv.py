@@ -1,0 +1,113 @@
+"""The packed 3x3 convolutions against PyTorch in float64, on every instruction set that this CPU has."""
+
+import pytest
+import torch
+
+from ppma.ops import fused_conv as module
+from ppma.ops.backends.contract import BackendUnavailableError
+from ppma.ops.backends.native import library
+from ppma.ops.fused_conv import fused_conv
+
+pytestmark = pytest.mark.native
+
+# Batch, height, width, inputs, outputs: single pixels and rows, no whole tile or vector, several panels and bands.
+SHAPES = [
+    (1, 1, 1, 1, 1),
+    (2, 1, 9, 3, 5),
+    (3, 8, 1, 2, 17),
+    (2, 7, 7, 19, 40),
+    (1, 30, 33, 5, 24),
+    (1, 61, 120, 36, 16),
+]
+
+
+@pytest.fixture(params=library.available() or ["none"])
+def isa(request, monkeypatch):
+    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
+    return request.param
+
+
+def make(batch, height, width, inputs, outputs):
+    generator = torch.Generator().manual_seed(height + width)
+    shapes = ((batch, height, width, inputs), (outputs, inputs, 3, 3), (outputs,))
+    return [torch.randn(*shape, generator=generator) for shape in shapes]
+
+
+def exact(x, weight, bias, **options):
+    return fused_conv(x.double(), weight.double(), bias.double(), **options, backend="torch")
+
+
+def bound(x, weight, bias, stride, gelu):
+    """A sum of 9 C terms is off by at most as many roundings of the sum of their magnitudes.
+
+    GELU has slopes below 1.13 and an error of its own of 3e-7 * max(1, |x|) (csrc/gelu.h).
+    """
+    magnitudes = exact(x.abs(), weight.abs(), bias.abs(), stride=stride)
+    limit = 2.0**-24 * (9 * x.shape[-1] + 8) * magnitudes
+    return 1.13 * limit + 3e-7 * magnitudes.clamp(min=1) if gelu else limit
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_accuracy(isa, shape, stride, gelu):
+    tensors, options = make(*shape), {"stride": stride, "gelu": gelu}
+    result = fused_conv(*tensors, **options, backend="native")
+    expected = exact(*tensors, **options)
+    assert result.shape == expected.shape
+    assert ((result.double() - expected).abs() <= bound(*tensors, **options)).all()
+
+
+def test_strided_input(isa):
+    x, weight, bias = make(2, 6, 5, 4, 8)
+    expected = fused_conv(x, weight, bias, backend="native")
+    channels_first = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    wide = torch.cat((x, x), -1)[..., :4]
+    expanded = x[:1].expand(2, -1, -1, -1)
+    assert torch.equal(fused_conv(channels_first, weight, bias, backend="native"), expected)
+    assert torch.equal(fused_conv(wide, weight, bias, backend="native"), expected)
+    assert torch.equal(fused_conv(expanded, weight, bias, backend="native"), expected[:1].expand(2, -1, -1, -1))
+
+
+def test_any_number_of_threads(isa):
+    tensors = make(2, 40, 23, 8, 48)
+    before, results = torch.get_num_threads(), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(fused_conv(*tensors, stride=2, gelu=True, backend="native"))
+    torch.set_num_threads(before)
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+def test_empty_batch(isa):
+    x, weight, bias = make(1, 4, 4, 3, 5)
+    assert fused_conv(x[:0], weight, bias, stride=2, backend="native").shape == (0, 2, 2, 5)
+
+
+def test_nan_reaches_its_neighbours_only(isa):
+    x, weight, bias = make(1, 9, 9, 2, 3)
+    x[0, 4, 4, 0] = torch.nan
+    found = fused_conv(x, weight, bias, gelu=True, backend="native").isnan().any(-1)[0]
+    assert found.sum() == 9
+    assert found[3:6, 3:6].all()
+
+
+def test_unsupported(isa):
+    x, weight, bias = make(1, 4, 4, 3, 5)
+    with pytest.raises(BackendUnavailableError, match="expected a 3x3 convolution with stride 1 or 2"):
+        fused_conv(x, weight, bias, stride=3, backend="native")
+    with pytest.raises(BackendUnavailableError, match="fused_conv has no gradient"):
+        fused_conv(x.requires_grad_(), weight, bias, backend="native")
+    fused_conv(x, weight, bias).sum().backward()
+    assert x.grad is not None
+
+
+def test_choice(isa, monkeypatch):
+    tensors = make(2, 6, 5, 4, 8)
+    for name in ("packed", "torch"):
+        monkeypatch.setattr(module, "_choices", {})
+        monkeypatch.setattr(module, "fastest", lambda candidates, name=name: name)
+        with torch.no_grad():
+            result = fused_conv(*tensors)
+        assert list(module.choices().values()) == [name]
+        assert ((result.double() - exact(*tensors)).abs() <= bound(*tensors, 1, False)).all()
