@@ -156,15 +156,15 @@ def suite(model: str = "ppma_tiny", *, batch: int = 8, size: int = 224, rounds: 
 def _choices_report(floor: Mapping[tuple[int, ...], str]) -> Report:
     """The fastest implementation of each product and convolution of the floor, and what the model runs on."""
     report = Report("implementations, chosen by measurement", ["of", "what", "shape", "chosen"])
-    for shape, name in sorted(floor.items(), key=lambda item: (len(item[0]), item[0])):
-        what = "linear" if len(shape) == 3 else "convolution"
-        report.rows.append(["floor", what, " x ".join(map(str, shape)), name])
+    for sizes, name in sorted(floor.items(), key=lambda item: (len(item[0]), item[0])):
+        what = "linear" if len(sizes) == 3 else "convolution"
+        report.rows.append(["floor", what, " x ".join(map(str, sizes)), name])
     for conv, name in fused_conv.choices().items():
         shape = f"{conv.pixels} pixels, {conv.inputs} to {conv.outputs}, stride {conv.stride}"
         report.rows.append(["model", "convolution", shape, name])
     for (rows, grid, kind, mask, formulation, *_), name in block_choices().items():
-        size = " x ".join(map(str, grid))
-        report.rows.append(["model", "block", f"{rows} tokens, {size}, {kind}, {mask}, {formulation}", name])
+        shape = f"{rows} tokens, {' x '.join(map(str, grid))}, {kind}, {mask}, {formulation}"
+        report.rows.append(["model", "block", shape, name])
     for linear, name in fused_linear.choices().items():
         shape = f"{linear.rows} x {linear.inputs} x {linear.outputs}"
         report.rows.append(["model", "linear, in steps", shape, name])

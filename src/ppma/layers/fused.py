@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ppma.layers.attention import FORMULATIONS, attend
 from ppma.layers.block import PolylineBlock, zero_invalid_tokens
+from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.decay import DecayHead
 from ppma.layers.rope import rotary_table
 from ppma.masks import PolylineMask
@@ -17,7 +18,7 @@ from ppma.ops.choice import fastest, rounded_down
 from ppma.ops.fused_conv import fused_conv
 from ppma.ops.fused_linear import fused_linear
 from ppma.ops.layout import compute_dtype
-from ppma.ops.options import BackendName
+from ppma.ops.options import BackendName, Paths
 from ppma.ops.padding import zero_invalid
 from ppma.ops.watching import observed
 
@@ -178,22 +179,23 @@ class FusedBlock(nn.Module):
     def _weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
         attn = self.attn
         decay = log_decay = None
+        paths: Paths = "v2h" if attn.mask == "v2h" else "2d"
         if attn.decay is not None:
-            decay, paths = attn.decay.terms(), "v2h" if attn.mask == "v2h" else "2d"
+            decay = attn.decay.terms()
         else:
             mask = attn.mask_of((), grid, rotary[0].device)
             assert isinstance(mask, PolylineMask)
             log_decay, paths = mask.log_alpha[..., 0, 0].expand(attn.heads).contiguous(), mask.operator_paths
         return BlockWeights(
-            position=ConvWeights(self.position.weight, self.position.bias),
+            position=_conv_weights(self.position),
             qkv=self.qkv.weights(),
             rotary=rotary,
             decay=decay,
             log_decay=log_decay,
-            local=ConvWeights(attn.local.weight, attn.local.bias),
+            local=_conv_weights(attn.local),
             proj=self.proj.weights(),
             expand=self.expand.weights(),
-            mix=ConvWeights(self.mix.weight, self.mix.bias),
+            mix=_conv_weights(self.mix),
             reduce=self.reduce.weights(),
             heads=attn.heads,
             full=attn.kind == "full",
@@ -223,6 +225,12 @@ class FusedBlock(nn.Module):
         hidden = self.expand(attended, backend=backend).view(B, H, W, -1)
         mixed = self.mix.add(zero_invalid_tokens(hidden, valid), gelu=True)
         return self.reduce(mixed.reshape(-1, hidden.shape[-1]), attended, backend=backend).view(B, H, W, dim)
+
+
+def _conv_weights(conv: DepthwiseConv | None) -> ConvWeights:
+    assert conv is not None
+    assert conv.bias is not None
+    return ConvWeights(conv.weight, conv.bias)
 
 
 def _block_diagonal(decay: DecayHead) -> Tensor:

@@ -3,6 +3,7 @@
 The first call with a shape measures the implementations, and the process keeps the fastest (`ppma.ops.choice`).
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,12 +24,24 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
-def products() -> dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]:
+def products(dtype: torch.dtype = torch.float32) -> dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]:
     """The libraries' products `x weight^T + bias`, by name; "torch" is MKL in PyTorch's builds for x86."""
     found: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {"torch": F.linear}
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if _onednn_multiplies(dtype):
         found["onednn"] = _onednn
     return found
+
+
+@functools.cache
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and has a product for this dtype: on CPUs with AVX2 alone it has none for bfloat16."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    try:
+        _onednn(torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype), torch.ones(2, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _in_float32(name: str, operator: str, x: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
@@ -128,7 +141,7 @@ def fused_linear(
     if chosen == PACKED:
         return own()
     candidates: dict[str, Callable[[], Tensor]] = {PACKED: own}
-    for name, product in products().items():
+    for name, product in products(x.dtype).items():
         candidates[name] = partial(pytorch.fused_linear, *arguments, product=product)
     if chosen is None:
         chosen = _choices[shape] = fastest(candidates)
