@@ -38,7 +38,7 @@ test-oldest:
 SANITIZED := build/sanitize/lib/ppma/ops/backends/native
 PRELOADED = $$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)
 KERNEL_TESTS := $(wildcard tests/ops/test_native_*.py) tests/ops/test_empty.py tests/ops/test_default_dtype.py \
-	tests/ops/test_large_logits.py tests/ops/test_padding.py
+	tests/ops/test_large_logits.py tests/ops/test_padding.py tests/layers/test_fused.py
 sanitize: $(INSTALLED)
 	PPMA_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 		$(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize/lib --build-temp build/sanitize

@@ -27,6 +27,8 @@ def test_timings_speed_median_of_ratios():
     timings = Timings({"fast": [1.0, 2.0, 10.0], "slow": [2.0, 6.0, 20.0]})
     assert timings.speed("fast", than="slow") == 2.0
     assert timings.median("fast") == 2.0
+    assert timings.spread("fast", than="slow") == 0.5  # of 2, 2 and 3
+    assert Timings({"a": [1.0], "b": [2.0]}).spread("a", than="b") == 0.0
 
 
 def test_report_markdown_and_json():

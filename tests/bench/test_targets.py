@@ -19,7 +19,7 @@ def measured(monkeypatch):
 
     def measure(row):
         names.append(row.name)
-        return {"ms": 12.0, "over_plain": 2.345}
+        return {"ms": 12.0, "over_plain": 2.345, "spread_plain": 0.05}
 
     for kind in (targets.Row, targets.DenseRow):
         monkeypatch.setattr(kind, "measure", measure)
@@ -29,7 +29,9 @@ def measured(monkeypatch):
 def test_row_measure():
     row = targets.Row("row", Variant("ppma_nano", batch=1, size=32), ("plain", "none", "raw"), rounds=1, floor=True)
     result = row.measure()
-    assert set(result) == {"ms", "images_per_second", "over_plain", "over_none", "over_raw", "over_floor"}
+    baselines = ("plain", "none", "raw", "floor")
+    ratios = {f"{what}_{name}" for what in ("over", "spread") for name in baselines}
+    assert set(result) == {"ms", "images_per_second"} | ratios
     assert all(value > 0 for value in result.values())
 
 
@@ -49,7 +51,7 @@ def test_targets_resumed(measured, tmp_path, capsys):
     assert len(measured) == len(set(measured)) == 6
     printed = capsys.readouterr().out
     assert "holds 3 of 6 rows" in printed
-    assert "ppma_nano-64/train-64: 12.0 ms, 2.35x plain" in printed
+    assert "ppma_nano-64/train-64: 12.0 ms, 2.35 ± 0.05x plain" in printed
     assert "| `ppma_nano-64` | 2.35 / 2.35 / 2.35 |" in printed
 
 

@@ -108,7 +108,10 @@ def _value(rows: Mapping[str, Result], name: str, key: str) -> str:
     value = rows.get(name, {}).get(key)
     if value is None:
         return MISSING
-    return f"{value:,.0f}" if key in ("ms", "peak_mb") else f"{value:.2f}"
+    if key in ("ms", "peak_mb"):
+        return f"{value:,.0f}"
+    spread = rows[name].get(key.replace("over_", "spread_")) if key.startswith("over_") else None
+    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
 
 
 def insert(page: Path, text: str) -> None:

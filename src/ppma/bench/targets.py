@@ -41,7 +41,7 @@ class Row:
 
     name: str
     variant: Variant
-    baselines: Sequence[str] = (PLAIN,)
+    baselines: tuple[str, ...] = (PLAIN,)
     rounds: int = 5
     floor: bool = False
     memory: bool = False
@@ -60,7 +60,8 @@ class Row:
             steps["floor"] = _floor(ours)
         timings = interleave(steps, rounds=self.rounds, label=self.name)
         result = {"ms": 1e3 * timings.median("ours"), "images_per_second": ours.batch / timings.median("ours")}
-        result |= {f"over_{name}": timings.speed("ours", name) for name in steps if name != "ours"}
+        for name in self.baselines + (("floor",) if self.floor else ()):
+            result |= {f"over_{name}": timings.speed("ours", name), f"spread_{name}": timings.spread("ours", name)}
         if self.memory:
             with contextlib.suppress(OSError):  # not on Linux
                 mine, plain = (peak("ppma.bench.models:step_of", asdict(v), warm=True) for v in (ours, others[PLAIN]))
@@ -86,7 +87,11 @@ class DenseRow:
         """Time over plain PyTorch, peak memory, and its exponent over the pixels from half the height and width."""
         steps = {"ours": dense_step(*self.size), "plain": dense_step(*self.size, "native")}
         timings = interleave(steps, rounds=3, label=self.name)
-        result = {"ms": 1e3 * timings.median("ours"), "over_plain": timings.speed("ours", "plain")}
+        result = {
+            "ms": 1e3 * timings.median("ours"),
+            "over_plain": timings.speed("ours", "plain"),
+            "spread_plain": timings.spread("ours", "plain"),
+        }
         half = (self.size[0] // 2, self.size[1] // 2)
         with contextlib.suppress(OSError):  # not on Linux
             small, large = (peak("ppma.bench.targets:dense_step", *size, warm=True) for size in (half, self.size))
@@ -131,24 +136,30 @@ def rows() -> dict[str, Row | DenseRow]:
         tiny = functools.partial(Variant, "ppma_tiny", options={"formulation": formulation})
         found += [
             Row(
-                f"ppma_tiny/{formulation}/inference-8", tiny(), (PLAIN, NONE, RAW), floor=True, memory=True, quick=True
+                f"ppma_tiny/{formulation}/inference-8",
+                tiny(),
+                (PLAIN, NONE, RAW),
+                11,
+                floor=True,
+                memory=True,
+                quick=True,
             ),
-            Row(f"ppma_tiny/{formulation}/inference-1", tiny(batch=1), (PLAIN, NONE, RAW), 9, quick=True),
-            Row(f"ppma_tiny/{formulation}/train-8", tiny(mode="train"), (PLAIN, NONE), memory=True, quick=True),
+            Row(f"ppma_tiny/{formulation}/inference-1", tiny(batch=1), (PLAIN, NONE, RAW), 31, quick=True),
+            Row(f"ppma_tiny/{formulation}/train-8", tiny(mode="train"), (PLAIN, NONE), 9, memory=True, quick=True),
         ]
     for size in (32, 64):
         nano = functools.partial(Variant, "ppma_nano", size=size)
         found += [
-            Row(f"ppma_nano-{size}/inference-64", nano(batch=64), (PLAIN, RAW), quick=size == 32),
-            Row(f"ppma_nano-{size}/inference-1", nano(batch=1), (PLAIN, RAW), 9, quick=size == 32),
-            Row(f"ppma_nano-{size}/train-64", nano(mode="train", batch=64), quick=size == 32),
+            Row(f"ppma_nano-{size}/inference-64", nano(batch=64), (PLAIN, RAW), 15, quick=size == 32),
+            Row(f"ppma_nano-{size}/inference-1", nano(batch=1), (PLAIN, RAW), 31, quick=size == 32),
+            Row(f"ppma_nano-{size}/train-64", nano(mode="train", batch=64), (PLAIN,), 9, quick=size == 32),
         ]
     for name in ("rmt_tiny", "ppma_small", "rmt_small", "ppma_base", "rmt_base"):
         other = functools.partial(Variant, name)
         found += [
-            Row(f"{name}/inference-8", other(), (PLAIN, RAW), 3),
-            Row(f"{name}/inference-1", other(batch=1), (PLAIN, RAW), 5),
-            Row(f"{name}/train-8", other(mode="train"), (PLAIN,), 2),
+            Row(f"{name}/inference-8", other(), (PLAIN, RAW), 5),
+            Row(f"{name}/inference-1", other(batch=1), (PLAIN, RAW), 9),
+            Row(f"{name}/train-8", other(mode="train"), (PLAIN,), 3),
         ]
     found += [DenseRow(f"dense/{height}x{width}", (height, width)) for height, width in DENSE_SIZES]
     return {row.name: row for row in sorted(found, key=lambda row: not row.quick)}
@@ -189,7 +200,10 @@ def measure(names: Sequence[str], done: dict[str, Result]) -> Iterator[tuple[str
 def summary(name: str, result: Result) -> str:
     """One line for the terminal."""
     words = [f"{result['ms']:.1f} ms"]
-    words += [f"{value:.2f}x {key.removeprefix('over_')}" for key, value in result.items() if key.startswith("over_")]
+    for key, value in result.items():
+        if key.startswith("over_"):
+            baseline = key.removeprefix("over_")
+            words.append(f"{value:.2f} ± {result.get(f'spread_{baseline}', 0.0):.2f}x {baseline}")
     if "peak_mb" in result:
         words.append(f"peak {result['peak_mb']:.0f} MB")
     if "memory_of_plain" in result:

@@ -26,7 +26,18 @@ class Timings:
 
     def speed(self, name: str, than: str) -> float:
         """How many times faster `name` is than `than`: the median of the ratios within the rounds."""
-        return statistics.median(b / a for a, b in zip(self.seconds[name], self.seconds[than], strict=True))
+        return statistics.median(self._ratios(name, than))
+
+    def spread(self, name: str, than: str) -> float:
+        """Half the distance between the quartiles of the ratios whose median is `speed`; 0 for a single round."""
+        ratios = self._ratios(name, than)
+        if len(ratios) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return (high - low) / 2
+
+    def _ratios(self, name: str, than: str) -> list[float]:
+        return [b / a for a, b in zip(self.seconds[name], self.seconds[than], strict=True)]
 
 
 def synchronize(device: torch.device | None) -> None:
