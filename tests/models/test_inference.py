@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import ppma
+from ppma.layers import fused
+from ppma.ops import fused_conv, fused_linear
 
 
 def randomized(name, **options):
@@ -52,3 +54,16 @@ def test_optimize_wrapped_models():
     with torch.no_grad():
         for a, b in zip(model(images), fast(images), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
+
+
+@pytest.mark.native
+def test_native_backend_measures_nothing(monkeypatch):
+    """The same bits in every process: no implementation depends on a measurement."""
+    for module in (fused, fused_conv, fused_linear):
+        monkeypatch.setattr(module, "fastest", lambda candidates: pytest.fail("measured"))
+        monkeypatch.setattr(module, "_choices", {})
+    model = randomized("ppma_nano")
+    fast, images = ppma.optimize_for_inference(model), torch.randn(2, 3, 32, 32)
+    fast.set_backend("native")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(images), model(images), rtol=1e-5, atol=1e-5)

@@ -18,7 +18,7 @@ from ppma.testing import error_budget, outputs_and_gradients, random_log_decay
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SOURCES = [
     *("attention", "attention_backward", "attention_tiles", "small_attention"),
-    *("criss_cross", "criss_cross_backward"),
+    *("criss_cross", "criss_cross_backward", "product"),
 ]
 
 pytestmark = [
@@ -27,14 +27,26 @@ pytestmark = [
 ]
 
 
+CSRC = Path(native.__file__).parent / "csrc"
+FLAGS = ["-std=c++17", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Werror", f"-I{CSRC}"]
+
+
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     folder = tmp_path_factory.mktemp("arm")
-    csrc = Path(native.__file__).parent / "csrc"
-    sources = [Path(__file__).with_name("arm_driver.cpp"), *(csrc / f"{name}.cpp" for name in SOURCES)]
-    flags = ["-std=c++17", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-static", f"-I{csrc}"]
-    subprocess.run([COMPILER, *flags, *sources, "-o", folder / "driver"], check=True)
+    sources = [Path(__file__).with_name("arm_driver.cpp"), *(CSRC / f"{name}.cpp" for name in SOURCES)]
+    subprocess.run([COMPILER, *FLAGS, "-static", *sources, "-o", folder / "driver"], check=True)
     return folder / "driver"
+
+
+def test_arm_compiles(tmp_path):
+    """The whole library; the tests below run the attentions of it."""
+    library = tmp_path / "library.so"
+    options = ["-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"]
+    subprocess.run([COMPILER, *FLAGS, *options, *sorted(CSRC.glob("*.cpp")), "-o", library], check=True)
+    listing = subprocess.run(["aarch64-linux-gnu-nm", "-D", library], capture_output=True, text=True, check=True).stdout
+    for name in ("ppma_block", "ppma_packed_conv", "ppma_depthwise_conv_backward", "ppma_linear_attention"):
+        assert f" T {name}\n" in listing
 
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])

@@ -162,15 +162,15 @@ def _choices_report(floor: Mapping[tuple[int, ...], str]) -> Report:
     for conv, name in fused_conv.choices().items():
         shape = f"{conv.pixels} pixels, {conv.inputs} to {conv.outputs}, stride {conv.stride}"
         report.rows.append(["model", "convolution", shape, name])
-    for (rows, grid, kind, mask, formulation, *_), name in block_choices().items():
-        shape = f"{rows} tokens, {' x '.join(map(str, grid))}, {kind}, {mask}, {formulation}"
+    for (batch, tokens, dim, kind, mask, formulation, *_), name in block_choices().items():
+        shape = f"{batch} x {tokens} x {dim}, {kind}, {mask}, {formulation}"
         report.rows.append(["model", "block", shape, name])
     for linear, name in fused_linear.choices().items():
         shape = f"{linear.rows} x {linear.inputs} x {linear.outputs}"
         report.rows.append(["model", "linear, in steps", shape, name])
     report.notes.append(
         "packed, native, whole: our kernels; torch: PyTorch's operator, MKL or oneDNN on x86; onednn: oneDNN; steps: a "
-        "block whose products are chosen one by one. The model's rows and pixels are rounded down to powers of two."
+        "block whose products are chosen one by one. The model's sizes are rounded down to powers of two."
     )
     return report
 

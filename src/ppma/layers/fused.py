@@ -50,6 +50,9 @@ class FusedConv(_PackedModule):
     Args:
         conv: with batch norm folded in.
         gelu: with the activation.
+
+    Attributes:
+        backend: selects the implementation.
     """
 
     def __init__(self, conv: nn.Conv2d, gelu: bool) -> None:
@@ -57,10 +60,19 @@ class FusedConv(_PackedModule):
         # in the order in which it is packed
         super().__init__(conv.weight.contiguous(memory_format=torch.channels_last), conv.bias)
         self.stride, self.gelu = conv.stride[0], gelu
+        self.backend: BackendName = "auto"
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, inputs) to (B, H / stride, W / stride, outputs), rounded up."""
-        return fused_conv(x, self.weight, self.bias, stride=self.stride, gelu=self.gelu, packed=self._packed)
+        return fused_conv(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride,
+            gelu=self.gelu,
+            packed=self._packed,
+            backend=self.backend,
+        )
 
 
 class FusedLinear(_PackedModule):
@@ -141,7 +153,7 @@ class FusedBlock(nn.Module):
         del attn.qkv, attn.proj  # the rest serves: mask, local convolution, backend
         self.attn = attn
         # What the speed of a block depends on beside its input and the threads.
-        self._key = (attn.kind, attn.mask, attn.formulation, attn.heads, ffn.expand.out_features)
+        self._key = (self.qkv.weight.shape[1], attn.kind, attn.mask, attn.formulation, attn.heads)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, valid: Tensor | None = None) -> Tensor:
         """As `PolylineBlock.forward`."""
@@ -151,10 +163,11 @@ class FusedBlock(nn.Module):
             return by_steps()
         try:
             weights = self._weights(rotary, (x.shape[1], x.shape[2]))
-            whole = partial(backends.call, self.attn.backend, "fused_block", x, weights)
+            whole = partial(backends.call, "native", "fused_block", x, weights)
             if self.attn.backend == "native":
                 return whole()
-            key = (rounded_down(x[..., 0].numel()), x.shape[1:], *self._key, torch.get_num_threads())
+            sizes = rounded_down(x.shape[0]), rounded_down(x.shape[1] * x.shape[2])
+            key = (*sizes, *self._key, torch.get_num_threads())
             if key not in _choices:
                 _choices[key] = fastest({WHOLE: whole, STEPS: by_steps})
             return whole() if _choices[key] == WHOLE else by_steps()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import DepthwiseConv
+from ppma.layers.fused import FusedConv
 from ppma.layers.stem import Stem
 from ppma.models.card import make_card
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release, write_checkpoint
@@ -196,7 +197,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin):
         """
         checks.one_of("name", name, backends.NAMES)
         for module in self.modules():
-            if isinstance(module, PolylineAttention | DepthwiseConv):
+            if isinstance(module, PolylineAttention | DepthwiseConv | FusedConv):
                 module.backend = name
 
     def no_weight_decay(self) -> set[str]:
