@@ -52,7 +52,7 @@ class Barrier {
 
 // Decays multiply to numbers below the normal range, on which some CPUs are a hundred times slower: they count as 0
 // while a kernel runs on this thread.
-class FlushDenormals {
+class [[maybe_unused]] FlushDenormals {
  public:
 #if defined(__SSE2__)
   FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
