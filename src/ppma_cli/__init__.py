@@ -7,6 +7,8 @@ immediate.
 import argparse
 import importlib.metadata
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 128 + 13  # SIGPIPE, which Windows lacks
     except ModuleNotFoundError as error:
-        print(f"{name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
+        _print_error(name, f"needs the package {error.name!r}: {_pip_line(error.name or '')}")
         return 2
     except KeyboardInterrupt as stop:
         _print_error(name, str(stop) or "interrupted")
@@ -89,6 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except RuntimeError as error:
         return _report_failure(name, error)
+
+
+def _pip_line(package: str) -> str:
+    """The command that installs a missing package, with the rest of the smallest extra that it is part of."""
+    top = package.partition(".")[0]
+    try:
+        from ppma.bench.doctor import extras
+    except ModuleNotFoundError:  # torch itself
+        return f"pip install {top}"
+    among = [missing for missing in extras().values() if any(re.match(rf"{top}\b", line) for line in missing)]
+    return f"pip install {shlex.join(min(among, key=len) if among else [top])}"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -125,7 +125,34 @@ def test_missing_package(monkeypatch, capsys):
 
     monkeypatch.setattr(ppma_cli.example, "run", run)
     assert main(["example"]) == 2
-    assert "needs the package 'package_that_is_not_there'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said == (
+        "ppma example: needs the package 'package_that_is_not_there': pip install package_that_is_not_there\n"
+    )
+
+
+def test_missing_package_of_an_extra(monkeypatch, capsys):
+    """The line installs the rest of the smallest extra too."""
+
+    def run(_):
+        raise ModuleNotFoundError("no onnx", name="onnx.helper")
+
+    monkeypatch.setattr(ppma_cli.example, "run", run)
+    wanted = {
+        "train": ["torchvision", "rich>=13"],
+        "export": ["onnx>=1.17", "onnxscript>=0.5"],
+        "big": ["onnx", "a", "b"],
+    }
+    monkeypatch.setattr("ppma.bench.doctor.extras", lambda: wanted)
+    assert main(["example"]) == 2
+    assert capsys.readouterr().err.endswith(": pip install 'onnx>=1.17' 'onnxscript>=0.5'\n")
+
+
+def test_figures_without_the_train_extra():
+    """The extra `explore` is enough for figures."""
+    code = "import sys; sys.modules['rich'] = sys.modules['transformers'] = sys.modules['pycocotools'] = None; "
+    code += "import ppma.explore.figures, ppma.explore.server, ppma_cli.explore"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
