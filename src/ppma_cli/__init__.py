@@ -5,6 +5,7 @@ immediate.
 """
 
 import argparse
+import difflib
 import importlib.metadata
 import os
 import re
@@ -122,7 +123,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    arguments, unknown = make_parser().parse_known_args(words)
+    parser = make_parser()
+    if words == ["help"]:
+        words = ["--help"]
+    if not words:
+        parser.print_help(sys.stderr)
+        parser.exit(2, "\nppma: error: expected a command\n")
+    near = difflib.get_close_matches(words[0], COMMANDS, 1)
+    if near and words[0] not in COMMANDS:
+        parser.error(f"expected a command, got {words[0]!r}; did you mean {near[0]!r}?")
+    arguments, unknown = parser.parse_known_args(words)
     unknown = settings.collect(arguments, unknown, words)
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -64,6 +64,20 @@ def test_usage_error_names_command(line, capsys):
     assert f"ppma {command}".strip() in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_help_without_command(capsys):
+    for line in ([], ["help"]):
+        with pytest.raises(SystemExit):
+            main(line)
+        said = capsys.readouterr()
+        assert all(f"\n    {name} " in said.out + said.err for name in COMMANDS)
+
+
+def test_command_misspelt(capsys):
+    with pytest.raises(SystemExit):
+        main(["inf", "ppma_tiny"])
+    assert capsys.readouterr().err.endswith("ppma: error: expected a command, got 'inf'; did you mean 'info'?\n")
+
+
 def test_user_error_message(capsys):
     assert main(["bench", "against"]) == 2
     assert "ppma bench: against: expected FILE.py:callable" in capsys.readouterr().err
