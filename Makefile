@@ -78,8 +78,8 @@ figures: $(INSTALLED)
 	$(FIGURE) cost --largest 128 --no-memory --out $(IMAGES)/cost.svg
 	for file in attention.svg query.gif; do $(FIGURE) attention --image rocket --out $(IMAGES)/$$file || exit 1; done
 	$(FIGURE) heads --image rocket --out $(IMAGES)/heads.svg
+	$(FIGURE) segmentation --out $(IMAGES)/photograph.png
 	$(FIGURE) receptive-field --out $(IMAGES)/receptive-field.svg
-	$(BIN)/ppma explore --static docs/explorer.html
 
 # The explorer in Chromium (apt-get install chromium), desktop and phone.
 screenshots: $(INSTALLED)

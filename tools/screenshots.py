@@ -5,11 +5,12 @@ from pathlib import Path
 
 from browser import DESKTOP, PHONE, browser  # tests/explore
 
+DOG = "tab=image&image=dog&at=0.53,0.36&head=0&scale=log"
 VIEWS = {
-    "explorer": (DESKTOP, "light", "tab=image"),
-    "explorer-dark": (DESKTOP, "dark", "tab=image"),
+    "explorer": (DESKTOP, "light", DOG),
+    "explorer-dark": (DESKTOP, "dark", DOG),
     "explorer-grid": ({"width": 1280, "height": 720}, "light", "tab=grid"),
-    "explorer-phone": (PHONE, "light", "tab=image"),
+    "explorer-phone": (PHONE, "light", DOG),
 }
 
 

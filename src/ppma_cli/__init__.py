@@ -5,8 +5,11 @@ immediate.
 """
 
 import argparse
+import difflib
 import importlib.metadata
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 128 + 13  # SIGPIPE, which Windows lacks
     except ModuleNotFoundError as error:
-        print(f"{name}: needs the package {error.name!r}: pip install 'ppma[all]'", file=sys.stderr)
+        _print_error(name, f"needs the package {error.name!r}: {_pip_line(error.name or '')}")
         return 2
     except KeyboardInterrupt as stop:
         _print_error(name, str(stop) or "interrupted")
@@ -89,6 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except RuntimeError as error:
         return _report_failure(name, error)
+
+
+def _pip_line(package: str) -> str:
+    """The command that installs a missing package, with the rest of the smallest extra that it is part of."""
+    top = package.partition(".")[0]
+    try:
+        from ppma.bench.doctor import extras
+    except ModuleNotFoundError:  # torch itself
+        return f"pip install {top}"
+    among = [missing for missing in extras().values() if any(re.match(rf"{top}\b", line) for line in missing)]
+    return f"pip install {shlex.join(min(among, key=len) if among else [top])}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -109,7 +123,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    arguments, unknown = make_parser().parse_known_args(words)
+    parser = make_parser()
+    if words == ["help"]:
+        words = ["--help"]
+    if not words:
+        parser.print_help(sys.stderr)
+        parser.exit(2, "\nppma: error: expected a command\n")
+    near = difflib.get_close_matches(words[0], COMMANDS, 1)
+    if near and words[0] not in COMMANDS:
+        parser.error(f"expected a command, got {words[0]!r}; did you mean {near[0]!r}?")
+    arguments, unknown = parser.parse_known_args(words)
     unknown = settings.collect(arguments, unknown, words)
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -15,7 +15,7 @@ class _Print(argparse.Action):
         try:
             import shtab
         except ModuleNotFoundError:
-            parser.exit(2, "ppma: --print-completion needs the package 'shtab': pip install 'ppma[completion]'\n")
+            parser.exit(2, "ppma: --print-completion needs the package 'shtab': pip install shtab\n")
         _complete_files(parser, shtab.FILE)
         print(shtab.complete(parser, values))
         parser.exit()

@@ -83,7 +83,7 @@ def _check_onnx(opset: int, check: bool) -> None:
     needed = ("onnx", "onnxscript", *(["onnxruntime"] if check else []))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'ppma[export]'")
+        raise ValueError(f"ONNX needs {', '.join(missing)}: pip install {' '.join(missing)}")
     from ppma.models import export as exporting
 
     exporting.check_opset(opset)

@@ -2,9 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppma_cli import choices
 from ppma_cli.model_options import add_subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HELP = "draw paths, masks, attention or costs to .png, .pdf, .svg or .gif"
 
@@ -29,12 +33,24 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw a figure and write it."""
     from ppma.explore import figures
 
-    summary = figures.write(arguments)
+    # `ppma.explore` does not know the tasks.
+    summary = figures.write(arguments, {**figures.DRAW, "segmentation": _draw_segmentation})
     if summary is not None:
         print(summary)
     written = arguments.out if isinstance(arguments.out, list) else [arguments.out]
     print(f"wrote {', '.join(map(str, written))}")
     return 0
+
+
+def _draw_segmentation(arguments: argparse.Namespace) -> "Figure":
+    from ppma.explore import style
+    from ppma.explore.images import find_image
+    from ppma.explore.subject import default_name
+    from ppma.tasks.segmentation.inside import look_figure
+
+    image = find_image(arguments.image)
+    source = arguments.checkpoint or arguments.model or default_name("segmentation")
+    return look_figure(source, image, arguments.wanted, width=arguments.width or style.PAGE)
 
 
 def _numbers(text: str, example: str, word: str) -> tuple[int, ...]:
@@ -130,6 +146,14 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, help="frames of a .gif (default: 24)")
 
 
+def _add_segmentation(parser: argparse.ArgumentParser) -> None:
+    add_subject(parser)
+    parser.add_argument("--image", default="dog", help="image file or sample (default: %(default)s)")
+    parser.add_argument(
+        "--class", dest="wanted", metavar="NAME", help="class of the query (default: the largest, without background)"
+    )
+
+
 def _add_selectivity(parser: argparse.ArgumentParser) -> None:
     add_subject(parser)
     parser.add_argument("--image", nargs="+", help="image files, folders or samples (default: all samples)")
@@ -169,6 +193,7 @@ FIGURES = {
     "masks": ("the structured masks for one query", _add_masks),
     "attention": ("decays, mask and attention of a query; .gif: animated over queries", _add_attention),
     "heads": ("decays, mask and attention of a query for every head", _add_heads),
+    "segmentation": ("what a segmentation model finds, and decays, mask and attention of a query", _add_segmentation),
     "selectivity": ("correlation of 1 - decay with the image gradient, by layer and head", _add_selectivity),
     "cost": ("measured time and memory against the number of tokens", _add_cost),
     "receptive-field": ("influence of each pixel on the central features", _add_receptive),

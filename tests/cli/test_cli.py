@@ -64,6 +64,20 @@ def test_usage_error_names_command(line, capsys):
     assert f"ppma {command}".strip() in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_help_without_command(capsys):
+    for line in ([], ["help"]):
+        with pytest.raises(SystemExit):
+            main(line)
+        said = capsys.readouterr()
+        assert all(f"\n    {name} " in said.out + said.err for name in COMMANDS)
+
+
+def test_command_misspelt(capsys):
+    with pytest.raises(SystemExit):
+        main(["inf", "ppma_tiny"])
+    assert capsys.readouterr().err.endswith("ppma: error: expected a command, got 'inf'; did you mean 'info'?\n")
+
+
 def test_user_error_message(capsys):
     assert main(["bench", "against"]) == 2
     assert "ppma bench: against: expected FILE.py:callable" in capsys.readouterr().err
@@ -125,7 +139,34 @@ def test_missing_package(monkeypatch, capsys):
 
     monkeypatch.setattr(ppma_cli.example, "run", run)
     assert main(["example"]) == 2
-    assert "needs the package 'package_that_is_not_there'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said == (
+        "ppma example: needs the package 'package_that_is_not_there': pip install package_that_is_not_there\n"
+    )
+
+
+def test_missing_package_of_an_extra(monkeypatch, capsys):
+    """The line installs the rest of the smallest extra too."""
+
+    def run(_):
+        raise ModuleNotFoundError("no onnx", name="onnx.helper")
+
+    monkeypatch.setattr(ppma_cli.example, "run", run)
+    wanted = {
+        "train": ["torchvision", "rich>=13"],
+        "export": ["onnx>=1.17", "onnxscript>=0.5"],
+        "big": ["onnx", "a", "b"],
+    }
+    monkeypatch.setattr("ppma.bench.doctor.extras", lambda: wanted)
+    assert main(["example"]) == 2
+    assert capsys.readouterr().err.endswith(": pip install 'onnx>=1.17' 'onnxscript>=0.5'\n")
+
+
+def test_figures_without_the_train_extra():
+    """The extra `explore` is enough for figures."""
+    code = "import sys; sys.modules['rich'] = sys.modules['transformers'] = sys.modules['pycocotools'] = None; "
+    code += "import ppma.explore.figures, ppma.explore.server, ppma_cli.explore"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import browser
 import pytest
 from PIL import Image
 
-from ppma.explore import images, page, server
+from ppma.explore import images, page, server, subject
+from ppma.tasks.segmentation.inside import segmenter_subject
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'ppma[dev]'")
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -125,6 +126,36 @@ def test_permalink_restores_view(static, tab, chromium):
     other.close()
     tab.goto(f"{static}#layer=99&head=x&at=7&mask=nothing&strength=-1&image=none")
     assert "Strength: 1. Query: token (3, 3) of 4 × 4" in tab.inner_text("#caption")
+
+
+def test_segmentation_shown(chromium, tmp_path):
+    """Shares of the pixels in the colours of the overlay, which can be switched off; logarithmic colours."""
+    opened = subject.from_checkpoint("upernet_ppma_nano.pets")
+    page.write_page(
+        segmenter_subject(opened, "upernet_ppma_nano.pets"), {"dog": images.find_image("dog")}, tmp_path / "pets.html"
+    )
+    tab = chromium.new_page(viewport=browser.DESKTOP)
+    tab.goto((tmp_path / "pets.html").as_uri())
+    assert "Prediction of upernet_ppma_nano.pets: share of the pixels" in tab.inner_text("#prediction")
+    bar = "getComputedStyle(document.querySelectorAll('#prediction .bar')[1]).backgroundColor"
+    assert tab.evaluate(bar) == "rgb(255, 140, 0)"
+    overlay = "getComputedStyle(document.querySelector('#picture .overlay')).backgroundImage"
+    assert tab.evaluate(overlay).startswith('url("data:image/png')
+    tab.uncheck("#overlay input")
+    assert tab.evaluate(overlay) == "none"
+    before = [pixels(tab, panel) for panel in range(5)]
+    tab.select_option("#scale", "log")
+    changed = [pixels(tab, panel) != before[panel] for panel in range(5)]
+    assert changed == [False, False, True, True, True]
+    assert link(tab)["scale"] == "log"
+    assert "log" in tab.inner_text("#panels figure:nth-child(3) .scale")
+    assert "log" in ElementTree.tostring(saved_svg(tab, tmp_path / "saved.svg"), encoding="unicode")
+    tab.close()
+
+
+def test_prediction_without_overlay(static, tab):
+    tab.goto(static)
+    assert tab.is_hidden("#overlay")
 
 
 def test_image_saved_as_svg(static, tab, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import socket
+import sys
 
 import pytest
 from PIL import Image
@@ -96,8 +97,41 @@ def test_default_model_published(monkeypatch):
     monkeypatch.setattr(subject, "PUBLISHED", {entry.name: entry})
     assert subject.default_name() == "ppma_nano"
     packaged = dataclasses.replace(entry, name="ppma_nano.cifar10", repository=None)
-    monkeypatch.setattr(subject, "PUBLISHED", {entry.name: entry, packaged.name: packaged})
-    assert subject.default_name() == "ppma_nano.cifar10"
+    later = dataclasses.replace(packaged, name="another")
+    pets = dataclasses.replace(packaged, name="pets", task="segmentation")
+    monkeypatch.setattr(subject, "PUBLISHED", {one.name: one for one in (entry, packaged, later)})
+    assert subject.default_name() == subject.default_name("segmentation", "classification") == "ppma_nano.cifar10"
+    monkeypatch.setattr(subject, "PUBLISHED", {one.name: one for one in (entry, packaged, pets)})
+    assert subject.default_name("segmentation", "classification") == "pets"
+
+
+def test_default_segmenter(tmp_path, capsys, monkeypatch):
+    """Its prediction needs the package of the decoder; without it, the rest is shown."""
+    out = tmp_path / "page.html"
+    assert main(["explore", "--static", str(out), "--image", "dog"]) == 0
+    _, data = embedded(out)
+    assert data["model"] == "upernet_ppma_nano.pets"
+    assert data["colours"]["pet"] == "rgb(255, 140, 0)"
+    assert [name for name, _ in data["records"][0]["prediction"]] == ["background", "pet", "border"]
+    assert data["records"][0]["overlay"].startswith("data:image/png;base64,")
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "ppma.tasks.segmentation.inside", None)
+    assert main(["explore", "--static", str(out), "--image", "dog"]) == 0
+    assert "its prediction is not shown" in capsys.readouterr().out
+    _, data = embedded(out)
+    assert (data["records"][0]["prediction"], data["records"][0]["overlay"]) == ([], "")
+
+
+def test_images_with_one_stem(tmp_path):
+    """Neither replaces the other."""
+    paths = [tmp_path / folder / "noise.png" for folder in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        Image.effect_noise((40, 50), 60).save(path)
+    words = ["explore", "--model", "ppma_nano", "--static", str(tmp_path / "page.html"), "--image", *map(str, paths)]
+    assert main(words) == 0
+    _, data = embedded(tmp_path / "page.html")
+    assert [record["name"] for record in data["records"]] == [str(path) for path in paths]
 
 
 def test_default_model_random_announced(monkeypatch, tmp_path, capsys):

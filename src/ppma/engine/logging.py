@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from ppma.atomic import write_atomically
 from ppma.engine.trackers import Trackers
 
@@ -117,6 +114,17 @@ class ProgressLine:
         within: "ProgressLine | None" = None,
     ) -> None:
         self.title, self.total, self.first, self.enabled, self.unit = title, total, done, enabled, unit
+        # The extra `train`; readers of a run's folder, such as figures, do without.
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         self.console: Console = within.console if within is not None else Console(stderr=True)
         self.started = self.printed = time.monotonic()
         self.within = within

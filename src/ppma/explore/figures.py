@@ -1,7 +1,7 @@
 """The figures of `ppma figure`, drawn from its options. Indices in options are 1-based."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pair = tuple[int, int]
+Draw = Callable[[argparse.Namespace], "Figure"]
 
 # Limits of what is legible, or takes minutes.
 LARGEST_PATHS = 40  # rows or columns
@@ -66,15 +67,20 @@ def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> 
             raise ValueError(f"{name}: {why}")
 
 
-def write(arguments: argparse.Namespace) -> str | None:
-    """Draw the figure `arguments.name` and write it to `arguments.out`; returns what it shows in words, if anything."""
+def write(arguments: argparse.Namespace, draw: Mapping[str, Draw] | None = None) -> str | None:
+    """Draw the figure `arguments.name` and write it to `arguments.out`; returns what it shows in words, if anything.
+
+    Args:
+        arguments: the options of `ppma figure`.
+        draw: the figures, None for `DRAW`.
+    """
     if arguments.width is not None and not NARROWEST <= arguments.width <= WIDEST:
         raise ValueError(f"width: expected {NARROWEST} to {WIDEST} inches, got {arguments.width:g}")
     with Progress(f"drawing {arguments.name}"):
         if arguments.name in WRITE:
             return WRITE[arguments.name](arguments)
         check_target("out", arguments.out, style.FORMATS)  # before minutes of measuring
-        style.save(DRAW[arguments.name](arguments), arguments.out, width=arguments.width)
+        style.save((draw or DRAW)[arguments.name](arguments), arguments.out, width=arguments.width)
         return None
 
 
@@ -243,7 +249,7 @@ def _draw_regions(arguments: argparse.Namespace) -> "Figure":
     return regions.decays_figure(model, data, index, query)
 
 
-DRAW: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
+DRAW: dict[str, Draw] = {
     "scans": _draw_scans,
     "paths": _draw_paths,
     "paths-3d": _draw_paths_3d,

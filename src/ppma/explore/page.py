@@ -35,6 +35,7 @@ def page_html(subject: Subject, records: Sequence[ImageRecord], *, live: bool = 
     data: dict[str, Any] = {
         "model": subject.name,
         "trained": subject.trained,
+        "colours": {name: _css(colour) for name, colour in zip(subject.classes, subject.colours, strict=False)},
         "masks": list(KINDS),
         "formulations": list(FORMULATIONS),
         "records": list(records),
@@ -64,6 +65,10 @@ def write_page(subject: Subject, images: Mapping[str, Image.Image], path: Path) 
     """
     records = [image_record(subject, image, name) for name, image in track([*images.items()], "images")]
     write_atomically(path, page_html(subject, records).encode())
+
+
+def _css(colour: tuple[int, int, int] | None) -> str:
+    return "var(--line)" if colour is None else f"rgb{colour}"
 
 
 def _file(name: str) -> str:

@@ -22,6 +22,7 @@ from ppma.layers.factors import FACTORS
 from ppma.masks import curves
 
 MOST_CLASSES = 5
+OPACITY = 115  # of the overlay, of 255
 
 
 class ImageRecord(TypedDict):
@@ -30,7 +31,9 @@ class ImageRecord(TypedDict):
     Attributes:
         name: of the image.
         picture: data URL of the image as the model sees it.
-        prediction: class names with their probabilities, the most probable first; empty if the classes are unknown.
+        prediction: class names with their probabilities, or with their shares of a segmented image, the largest first;
+            empty if the classes are unknown.
+        overlay: data URL of the classes of the pixels, transparent; empty if the model does not segment.
         layers: one entry for each masked attention, in order.
         edges: "HxW" -> log-decays `alpha` and `beta`, (H, W), set from the image's edges.
         orders: "HxW" -> the visiting orders of the Hilbert mask's two scans.
@@ -39,6 +42,7 @@ class ImageRecord(TypedDict):
     name: str
     picture: str
     prediction: list[tuple[str, float]]
+    overlay: str
     layers: list[dict[str, Any]]
     edges: dict[str, dict[str, str]]
     orders: dict[str, list[tuple[int, ...]]]
@@ -59,8 +63,9 @@ def image_record(subject: Subject, image: Image.Image, name: str) -> ImageRecord
     grids = dict.fromkeys(record.grid for record in records)
     return {
         "name": name,
-        "picture": _data_url(shown),
+        "picture": _data_url(_bytes(shown)),
         "prediction": _prediction(logits, subject.classes),
+        "overlay": _overlay(logits[0].argmax(0), subject) if subject.colours else "",
         "layers": [_layer(record) for record in records],
         "edges": {_key(grid): _named(edge_decays(F.adaptive_avg_pool2d(shown, grid))) for grid in grids},
         "orders": {
@@ -81,17 +86,33 @@ def _named(log_decays: tuple[Tensor, Tensor]) -> dict[str, str]:
     return dict(zip(("alpha", "beta"), map(_half, log_decays), strict=True))
 
 
-def _data_url(shown: Tensor) -> str:
+def _bytes(shown: Tensor) -> Tensor:
+    return (shown.permute(1, 2, 0) * 255).round().byte()
+
+
+def _data_url(pixels: Tensor) -> str:
+    """Pixels (height, width, 3 or 4), uint8, as a PNG."""
     buffer = io.BytesIO()
-    Image.fromarray((shown.permute(1, 2, 0) * 255).round().byte().numpy()).save(buffer, "PNG", optimize=True)
+    Image.fromarray(pixels.numpy()).save(buffer, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _prediction(logits: Tensor, classes: tuple[str, ...]) -> list[tuple[str, float]]:
-    if not classes or logits.shape != (1, len(classes)):
+    if not classes or logits.shape[:2] != (1, len(classes)):
         return []
-    shares, indices = logits[0].float().softmax(0).topk(min(MOST_CLASSES, len(classes)))
-    return [(classes[index], round(share, 4)) for share, index in zip(shares.tolist(), indices.tolist(), strict=True)]
+    if logits.ndim == 2:
+        shares = logits[0].float().softmax(0)
+    else:
+        labels = logits[0].argmax(0).flatten()
+        shares = labels.bincount(minlength=len(classes)) / len(labels)
+    most, indices = shares.topk(min(MOST_CLASSES, len(classes)))
+    return [(classes[index], round(share, 4)) for share, index in zip(most.tolist(), indices.tolist(), strict=True)]
+
+
+def _overlay(labels: Tensor, subject: Subject) -> str:
+    """Labels (height, width) in the colours of their classes."""
+    painted = [(0, 0, 0, 0) if colour is None else (*colour, OPACITY) for colour in subject.colours]
+    return _data_url(torch.tensor(painted, dtype=torch.uint8)[labels])
 
 
 def _layer(record: AttentionRecord) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def decays_figure(model: GridModel, data: Regions, index: int = 0, query: tuple[
     predicted = torch.where(labels == IGNORED, labels, predicted)
     right = 100 * (predicted == labels)[labels != IGNORED].double().mean()
     rows = max(2, len(records))
-    figure = style.new_figure(9.2, 2.4 * rows)
+    figure = style.new_figure(style.PAGE, 1.7 * rows)
     axes = figure.subplots(rows, 4, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -76,6 +76,7 @@ def decays_figure(model: GridModel, data: Regions, index: int = 0, query: tuple[
             axis.set_axis_on()
             marked = query if values is panels.mask else None
             style.heatmap(axis, values, f"block {number + 1}: {title}", colours=style.DECAY_COLOURS, query=marked)
+        style.colour_bar(figure, axes[number, -1].images[0], axes[number, -1])
     return figure
 
 

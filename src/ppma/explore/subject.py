@@ -23,11 +23,13 @@ class Subject:
     """A model to inspect.
 
     Attributes:
-        model: a backbone of ours or a ViT of timm after `ppma.retrofit`, in evaluation mode.
+        model: a model with our attention, or a ViT of timm after `ppma.retrofit`, in evaluation mode; its output are
+            logits (1, classes), or (1, classes, height, width) of a segmentation model.
         name: for titles.
         preprocessing: transform of its input images.
         trained: whether the weights come from a checkpoint; otherwise they are random.
         classes: class names in the order of the logits; empty if unknown.
+        colours: of the classes of a segmentation model, (red, green, blue); None is not painted.
     """
 
     model: nn.Module
@@ -35,6 +37,7 @@ class Subject:
     preprocessing: Preprocessing
     trained: bool
     classes: tuple[str, ...] = field(default=(), repr=False)
+    colours: tuple[tuple[int, int, int] | None, ...] = field(default=(), repr=False)
 
     @property
     def backbone(self) -> PolylineBackbone:
@@ -59,10 +62,14 @@ class Subject:
         return (prepared * std + mean).clamp(0, 1)
 
 
-def default_name() -> str:
-    """The first published classifier whose weights are in this package; "ppma_nano" if there is none."""
-    packaged = [one.name for one in PUBLISHED.values() if one.repository is None and one.task == "classification"]
-    return packaged[0] if packaged else "ppma_nano"
+def default_name(*tasks: str) -> str:
+    """The weights in this package for the first of these tasks that has some; "ppma_nano" if none has.
+
+    Args:
+        tasks: in order of preference; classification alone if none is given.
+    """
+    packaged = {one.task: one.name for one in reversed(PUBLISHED.values()) if one.repository is None}
+    return next((packaged[task] for task in tasks or ("classification",) if task in packaged), "ppma_nano")
 
 
 def open_subject(checkpoint: str | Path | None, name: str) -> Subject:

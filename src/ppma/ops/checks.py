@@ -20,8 +20,8 @@ def validation(enabled: bool = True) -> Iterator[None]:
     """Check values as well as shapes: log-decays <= 0 and not NaN, finite q, k, v and x.
 
     Each check costs a pass over the data, so they run only inside this context or with `PPMA_VALIDATE=1` in the
-    environment, and never in compiled code. Otherwise only the log-decays of the first call in a process are checked,
-    for values > 0: that finds decays passed in place of their logarithms, at no cost to later calls.
+    environment, and never in compiled code. Otherwise log-decays are checked for values > 0 until a first call in a
+    process passes: that finds decays passed in place of their logarithms, at no cost to later calls.
 
     Examples:
         >>> import torch, ppma
@@ -118,7 +118,6 @@ def _decay_values(named: dict[str, Tensor]) -> None:
         return
     if not (_validating.get() or _first_call) or not all(map(_readable, named.values())):
         return
-    _first_call = False
     for name, decay in named.items():
         largest = decay.detach().max() if decay.numel() else decay.new_zeros(())
         if _validating.get() and torch.isnan(largest):
@@ -128,6 +127,7 @@ def _decay_values(named: dict[str, Tensor]) -> None:
                 f"{name}: expected values <= 0 (logarithms of decays in [0, 1]), "
                 f"got a largest value of {largest.item():g}"
             )
+    _first_call = False  # a call that was refused is not the first one
 
 
 def _readable(tensor: Tensor) -> bool:

@@ -11,10 +11,13 @@ for (const [name, text] of Object.entries(COLOURS)) {
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** The colour [r, g, b] of a value within the limits; null for NaN. */
-function colour(map, value, [low, high]) {
+const DECADES = 3; // of a logarithmic scale
+
+/** The colour [r, g, b] of a value in a panel; null for NaN. */
+function colour({ map, limits: [low, high], log }, value) {
   if (Number.isNaN(value)) return null;
-  const stops = COLOURS[map], at = Math.min(Math.max((value - low) / (high - low || 1), 0), 1) * (stops.length - 1);
+  const place = log ? 1 + Math.log10(value / high) / DECADES : (value - low) / (high - low || 1);
+  const stops = COLOURS[map], at = Math.min(Math.max(place || 0, 0), 1) * (stops.length - 1);
   const n = Math.min(Math.floor(at), stops.length - 2);
   return stops[n].map((part, c) => Math.round(part + (stops[n + 1][c] - part) * (at - n)));
 }
@@ -36,13 +39,17 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Draw values (H, W) on a canvas, one pixel per token; NaN is grey. */
-function drawMap(canvas, values, [H, W], map, limits) {
+/** What a panel's colour bar says at its ends. */
+const ends = ({ limits: [low, high], log }) =>
+  log ? [`≤ ${short(high / 10 ** DECADES)}`, `${short(high)}, log`] : [short(low), short(high)];
+
+/** Draw a panel's values (H, W) on a canvas, one pixel per token; NaN is grey. */
+function drawMap(canvas, panel, [H, W]) {
   [canvas.width, canvas.height] = [W, H];
   const pixels = new ImageData(W, H);
-  values.forEach((value, n) => {
+  panel.values.forEach((value, n) => {
     const grey = document.documentElement.dataset.theme === "dark" ? 58 : 217;
-    pixels.data.set([...(colour(map, value, limits) || [grey, grey, grey]), 255], 4 * n);
+    pixels.data.set([...(colour(panel, value) || [grey, grey, grey]), 255], 4 * n);
   });
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
@@ -88,15 +95,16 @@ function panelsSvg(panels, picture, [H, W], [i, j], caption) {
   const cells = (values, fill) => `<g shape-rendering="crispEdges" transform="scale(${side / W} ${side / H})">${[...values].map((value, n) =>
     `<rect x="${n % W}" y="${Math.floor(n / W)}" width="1" height="1" ${fill(value)}/>`).join("")}</g>`;
   place(0, "image and query", image + box);
-  panels.forEach(({ title, values, map, limits }, n) => {
+  panels.forEach((panel, n) => {
+    const { title, values, map } = panel, [low, high] = map ? ends(panel).map(escapeXml) : [];
     if (!map) {
       const largest = Math.max(...values) || 1;
       place(n + 1, title, image + cells(values, (v) => `fill="#000" fill-opacity="${shade(v, largest)}"`) + box);
       return;
     }
     bars.add(map);
-    const bar = `<rect y="${side + 7}" width="${side}" height="7" fill="url(#${map})"/><text class="tick" y="${side + 27}">${short(limits[0])}</text><text class="tick" x="${side}" y="${side + 27}" text-anchor="end">${short(limits[1])}</text>`;
-    place(n + 1, title, cells(values, (v) => `fill="rgb(${colour(map, v, limits) || [217, 217, 217]})"`) + box + bar);
+    const bar = `<rect y="${side + 7}" width="${side}" height="7" fill="url(#${map})"/><text class="tick" y="${side + 27}">${low}</text><text class="tick" x="${side}" y="${side + 27}" text-anchor="end">${high}</text>`;
+    place(n + 1, title, cells(values, (v) => `fill="rgb(${colour(panel, v) || [217, 217, 217]})"`) + box + bar);
   });
   const stops = (map) => COLOURS[map].map((c, n, all) => `<stop offset="${n / (all.length - 1)}" stop-color="rgb(${c})"/>`).join("");
   const lines = caption.match(/.{1,105}(\s|$)/g) || [];

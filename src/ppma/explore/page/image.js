@@ -15,7 +15,7 @@ class ImageView {
     this.changed = changed;
     this.records = new Map(data.records.map((record) => [record.name, record]));
     this.state = { image: data.records[0].name, at: [0.5, 0.5], layer: 0, head: -1, mask: "", formulation: "",
-      edges: !data.trained, strength: 1 };
+      edges: !data.trained, strength: 1, scale: "" };
     this.picture = $("picture").querySelector("img");
     this.panels = PANELS.map((panel) => this.makePanel(panel));
     this.makeControls();
@@ -59,6 +59,8 @@ class ImageView {
     bind("formulation", "formulation");
     bind("decays", "edges", (value) => value === "edges");
     bind("strength", "strength", Number);
+    bind("scale", "scale");
+    $("overlay").querySelector("input").addEventListener("input", () => this.drawPrediction());
     $("upload").hidden = !this.data.live;
     $("upload").title = `Up to ${this.data.megabytes} MB; the image stays on this machine`;
     $("upload").querySelector("input").addEventListener("change", ({ target }) => {
@@ -144,13 +146,14 @@ class ImageView {
     const lowest = Math.max(0, Math.min(0.9, Math.floor(10 * Math.min(...finite)) / 10));
     const most = Math.max(...values.attention, ...values.masked);
     const limits = { alpha: [lowest, 1], beta: [lowest, 1], mask: [0, 1], attention: [0, most], masked: [0, most] };
-    this.drawn = PANELS.map((panel) => ({ ...panel, values: values[panel.name], limits: limits[panel.name] }));
+    this.drawn = PANELS.map((panel) => ({ ...panel, values: values[panel.name], limits: limits[panel.name],
+      log: state.scale === "log" && panel.map === "viridis" }));
     this.drawn.forEach((panel, n) => {
       const { canvas, low, high, box } = this.panels[n];
       this.mark(box);
       if (!panel.map) return;
-      drawMap(canvas, panel.values, layer.grid, panel.map, panel.limits);
-      [low.textContent, high.textContent] = panel.limits.map(short);
+      drawMap(canvas, panel, layer.grid);
+      [low.textContent, high.textContent] = ends(panel);
     });
     this.mark($("picture").querySelector(".box"));
     if (this.picture.dataset.name !== record.name || this.picture.src !== record.picture) {
@@ -180,19 +183,24 @@ class ImageView {
     const { state, layer, record } = this;
     this.options("layer", record.layers.map((one, n) => [n, `${one.label} · ${one.kind.replace("_", "-")}, ${one.grid.join(" × ")}`]));
     this.options("head", [[-1, "mean over the heads"], ...Array.from({ length: layer.heads }, (_, n) => [n, `head ${n + 1}`])]);
-    for (const id of ["layer", "head", "mask", "formulation", "strength"]) $(id).value = state[id];
+    for (const id of ["layer", "head", "mask", "formulation", "strength", "scale"]) $(id).value = state[id];
     $("decays").value = state.edges ? "edges" : "";
     $("strength-value").textContent = state.strength;
     for (const button of $("samples").children) button.setAttribute("aria-pressed", button.dataset.name === state.image);
   }
 
   drawPrediction() {
-    const rows = this.record.prediction.flatMap(([name, share]) => {
+    const { prediction, overlay } = this.record;
+    const rows = prediction.flatMap(([name, share]) => {
       const bar = element("div", { class: "bar" });
       bar.style.width = `${100 * share}%`;
+      bar.style.background = this.data.colours[name] || "";
       return [element("span", { title: name }, name), bar, element("span", {}, `${(100 * share).toFixed(1)}%`)];
     });
-    const title = rows.length ? `Prediction of ${this.data.model}` : "";
+    const title = rows.length ? `Prediction of ${this.data.model}${overlay ? ": share of the pixels" : ""}` : "";
+    $("overlay").hidden = !overlay;
+    const shown = overlay && $("overlay").querySelector("input").checked;
+    $("picture").querySelector(".overlay").style.backgroundImage = shown ? `url(${overlay})` : "none";
     $("prediction").replaceChildren(...(title ? [element("span", { class: "title" }, title)] : []), ...rows);
   }
 
@@ -219,8 +227,9 @@ class ImageView {
   }
 
   link() {
-    const { image, at, layer, head, mask, formulation, edges, strength } = this.state;
-    return { image, at: at.map((part) => part.toFixed(3)).join(","), layer, head, mask, formulation, decays: edges ? "edges" : "own", strength };
+    const { image, at, layer, head, mask, formulation, edges, strength, scale } = this.state;
+    return { image, at: at.map((part) => part.toFixed(3)).join(","), layer, head, mask, formulation,
+      decays: edges ? "edges" : "own", strength, scale };
   }
 
   restore(link) {
@@ -234,7 +243,7 @@ class ImageView {
     this.set({
       image, at: at.length === 2 ? at : [0.5, 0.5], layer: Math.round(number(link.get("layer"), 0, 999, 0)),
       head: Math.round(number(link.get("head"), -1, 999, -1)), mask: one("mask", data.masks),
-      formulation: one("formulation", data.formulations),
+      formulation: one("formulation", data.formulations), scale: one("scale", ["log"]),
       edges: link.has("decays") ? link.get("decays") === "edges" : !data.trained, strength: number(link.get("strength"), 0, 8, 1),
     });
     if (!this.records.has(image) && image in data.samples) this.open(image);

@@ -136,7 +136,7 @@ class Playground {
     const [H, W] = this.grid, { query, key } = this.state, parts = [];
     const x = (j) => MARGIN + j * CELL, y = (i) => MARGIN + i * CELL, done = new Set(written);
     for (let i = 0; i < H; i++) for (let j = 0; j < W; j++) {
-      const value = values[i * W + j], fill = colour("viridis", value, [0, 1]);
+      const value = values[i * W + j], fill = colour({ map: "viridis", limits: [0, 1] }, value);
       const light = fill && 0.3 * fill[0] + 0.59 * fill[1] + 0.11 * fill[2] > 128;
       parts.push(`<rect x="${x(j) + 1}" y="${y(i) + 1}" width="${CELL - 2}" height="${CELL - 2}" fill="${fill ? `rgb(${fill})` : css("--outside")}"${
         done.has(i * W + j) && done.size < H * W ? ` stroke="${css("--query")}" stroke-width="3"` : ""}/>`);

@@ -10,6 +10,7 @@ from ppma.config import ConfigError
 from ppma.data.images import TransformedImages, open_images
 from ppma.engine.folder import CONFIG, LOCK
 from ppma.engine.logging import ProgressLine
+from ppma.explore import style
 from ppma.explore.images import find_image
 from ppma.explore.worked_example import worked_example
 from ppma.models import PolylineBackbone
@@ -65,7 +66,7 @@ def run(out: Path, assignments: Iterable[str] = ()) -> str:
         look_figure(model, [images[i] for i in shown], titles).savefig(out / INSIDE, dpi=120)
 
     say(f"Segmenting the sample photograph {PHOTOGRAPH!r} with {SEGMENTER}, which comes with the package.")
-    segmentation.look_figure(SEGMENTER, find_image(PHOTOGRAPH), "pet").savefig(out / "photograph.png", dpi=120)
+    style.save(segmentation.look_figure(SEGMENTER, find_image(PHOTOGRAPH)), out / "photograph.png")
 
     report = _report(config, summary, wrong=len(wrong), out=out, inside=ours)
     (out / "report.md").write_text(report, encoding="utf-8")

@@ -90,17 +90,27 @@ def draw_classes(image: Image.Image, labels: Tensor, classes: Sequence[str], col
         classes: class names; those of `BACKGROUND` are background.
         colours: RGB colours of the classes.
     """
-    factor = enlargement(image)
-    pixels = _enlarged(image)
     shown, counts = labels.unique(return_counts=True)
-    labels = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    painted = [None if name.lower() in BACKGROUND else colour for name, colour in zip(classes, colours, strict=True)]
-    _paint(pixels, labels, painted, max(1, max(pixels.shape) // 600))  # two outlines meet
+    painted = painted_colours(classes, colours)
     rows = []
     for place in counts.argsort(descending=True).tolist():
         label, share = int(shown[place]), counts[place].item() / counts.sum().item()
         rows.append((f"{classes[label]}  {share:.1%}", painted[label]))
-    return _with_legend(Image.fromarray(pixels), rows)
+    return _with_legend(paint_classes(image, labels, painted), rows)
+
+
+def painted_colours(classes: Sequence[str], colours: Sequence[Colour]) -> list[Colour | None]:
+    """The colours of the classes; None for background, which is not painted."""
+    return [None if name.lower() in BACKGROUND else colour for name, colour in zip(classes, colours, strict=True)]
+
+
+def paint_classes(image: Image.Image, labels: Tensor, painted: Sequence[Colour | None]) -> Image.Image:
+    """Colour the pixels of an RGB image by their labels (H, W); small images are enlarged."""
+    factor = enlargement(image)
+    pixels = _enlarged(image)
+    labels = labels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+    _paint(pixels, labels, painted, max(1, max(pixels.shape) // 600))  # two outlines meet
+    return Image.fromarray(pixels)
 
 
 def _enlarged(image: Image.Image) -> np.ndarray:
