@@ -10,6 +10,7 @@ import ppma
 from ppma.bench import unmasked
 from ppma.bench.gpu import measure, prediction, work
 from ppma.bench.gpu.assembly import has_scores, matrix_products
+from ppma.bench.gpu.cases import attention_inputs
 from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
 from ppma.bench.gpu.work import scores, without_mask
 from ppma.models.config import CONFIGS
@@ -89,6 +90,26 @@ def test_model_overhead_below_target(name, train):
     for gpu in GPUS:
         plain, masked = (prediction.model_seconds(name, gpu, "hadamard", mask, train) for mask in (False, True))
         assert masked < 1.1 * plain, gpu.name
+
+
+@pytest.mark.parametrize(
+    ("full", "masked", "plain"),
+    [(True, ["mask_tables", "attention_forward"], 1), (False, ["line_potentials", *["line_forward"] * 3], 3)],
+)
+def test_operator_launches_with_and_without_mask(full, masked, plain):
+    """What is timed as the cost of the mask: the same kernels, compiled without it."""
+    stage = Stage(1, 14, 2, 32, full)
+    tensors = attention_inputs(2, 2, 14, 14, 32, torch.bfloat16)
+    found = {
+        mask: measure.operator_launches(stage, "hadamard", tensors, backward=False, mask=mask) for mask in (True, False)
+    }
+    assert [launch.kernel.__name__ for launch in found[True]] == masked
+    assert [launch.kernel.__name__ for launch in found[False]] == masked[-plain:]
+    for launch in found[False]:
+        assert not launch.arguments.get("TABLES")
+        assert launch.arguments.get("potential") is None
+    both = measure.operator_launches(stage, "hadamard", tensors, backward=True, mask=True)
+    assert len(both) > len(found[True])
 
 
 def test_measure_without_gpu(capsys):

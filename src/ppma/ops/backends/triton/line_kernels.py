@@ -47,7 +47,7 @@ def line_forward(
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
-    `second_v` and `add` may be None, and so may `valid`, 0 at keys that take no part.
+    `second_v`, `add` and `stats` may be None, and so may `valid`, 0 at keys that take no part.
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
@@ -88,8 +88,9 @@ def line_forward(
     store_tokens(out, batch, head, line, position, inside, acc * share, DV, BLOCK_DV)
     if second_v is not None:
         store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, BLOCK_DV)
-    store_plane(stats, 0, batch, head, line, position, inside, peak)
-    store_plane(stats, 1, batch, head, line, position, inside, total)
+    if stats is not None:
+        store_plane(stats, 0, batch, head, line, position, inside, peak)
+        store_plane(stats, 1, batch, head, line, position, inside, total)
 
 
 @kernel
