@@ -83,7 +83,8 @@ def _assert_accurate(doctor: Doctor, operator: str, tensors: list[Tensor], optio
 
 def check_block(doctor: Doctor) -> str:
     """What is fused around the attention, against float64: rotary embeddings, decay heads, convolutions."""
-    return doctor_block.run(doctor.device, doctor.backend, ((2, 3),) if doctor.dry else GRIDS)
+    with _poisoned_memory():
+        return doctor_block.run(doctor.device, doctor.backend, ((2, 3),) if doctor.dry else GRIDS)
 
 
 def check_channels(doctor: Doctor) -> str:
