@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -13,6 +14,7 @@ from ppma.bench.gpu.assembly import has_scores, matrix_products
 from ppma.bench.gpu.cases import attention_inputs
 from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
 from ppma.bench.gpu.work import scores, without_mask
+from ppma.layers import PolylineAttention
 from ppma.models.config import CONFIGS
 from ppma_cli import main
 
@@ -80,6 +82,25 @@ def test_model_seconds_more_with_training(monkeypatch):
     }
     assert 0 < seconds[False, False] < seconds[True, False] < seconds[True, True]
     assert seconds[False, False] < seconds[False, True]
+
+
+def test_decay_head_gradient_without_a_pass():
+    """Projection and decay head read the same tokens; the kernel of the latter adds the two gradients."""
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            names.append(operator.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    names = []
+    with torch.device("meta"):
+        layer = PolylineAttention(64, heads=2, rope=True).bfloat16()
+        x = torch.empty((2, 14, 14, 64), dtype=torch.bfloat16, requires_grad=True)
+        with Names(), prediction._composed_kernels() as launches:
+            layer(x).backward(torch.empty_like(x))
+    assert [launch.kernel.__name__ for launch in launches].count("decay_backward") == 1
+    assert "mm.default" in names
+    assert "add.Tensor" not in names
 
 
 @pytest.mark.slow
