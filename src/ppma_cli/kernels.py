@@ -21,6 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(choices.TARGETS),
         help="--report: GPU architectures (default: all)",
     )
+    parser.add_argument(
+        "--operators",
+        nargs="+",
+        choices=choices.OPERATORS,
+        default=list(choices.OPERATORS),
+        help="--report: operators whose kernels are compiled (default: all)",
+    )
     parser.add_argument("--channels", type=int, default=32, help="--report: channels per head (default: %(default)s)")
     parser.add_argument(
         "--dtype",
@@ -55,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         for report in reports:
             print(report.markdown(), end="\n\n")
         return 0
-    report, spilled = resources.resource_report(arguments.targets, arguments.channels, arguments.dtype)
+    report, spilled = resources.resource_report(
+        arguments.targets, arguments.channels, arguments.dtype, arguments.operators
+    )
     print(report.markdown())
     return int(spilled)

@@ -22,8 +22,10 @@ def test_choices_match_library():
 
 def test_choices_match_kernels():
     pytest.importorskip("triton")
+    from ppma.bench.gpu.cases import CASES
     from ppma.bench.gpu.targets import TARGETS
     from ppma.ops.backends.triton import _DTYPES
 
     assert tuple(TARGETS) == choices.TARGETS
+    assert tuple(dict.fromkeys(case.operator for case in CASES)) == choices.OPERATORS
     assert {getattr(torch, name) for name in choices.DTYPES} == set(_DTYPES)

@@ -238,6 +238,12 @@ class PolylineAttention(nn.Module):
     ) -> AttentionInputs:
         """The inputs of the attention; arguments as in `forward`."""
         tokens, (H, W), prefix = self._as_tokens(x, grid)
+        on_grid = tokens[:, prefix:].unflatten(1, (H, W))
+        if self.decay is None or prefix:
+            mask = self.structured_mask(on_grid)
+        else:
+            tokens, *log_decays = self.decay(on_grid, self.backend, tapped=True)
+            mask = self.mask_of(tuple(log_decays), (H, W), x.device)
         packed = self.qkv(tokens)
         if self.rope:
             cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
@@ -249,7 +255,7 @@ class PolylineAttention(nn.Module):
             )
         else:
             q, k, v = packed.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-        mask, shape = self.structured_mask(tokens[:, prefix:].unflatten(1, (H, W))), (H, W)
+        shape = (H, W)
         if valid is not None:
             checks.valid(valid, x.shape[:1], (H, W), x.device)
         if prefix:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ppma.ops import checks
 from ppma.ops.backends.pytorch.block import log_decays_of
-from ppma.ops.decay_head import decay_head
+from ppma.ops.decay_head import tapped_decay_head
 from ppma.ops.layout import compute_dtype
 from ppma.ops.options import BackendName
 
@@ -110,13 +110,22 @@ class DecayHead(nn.Module, ABC):
     def terms(self) -> tuple[Tensor, Tensor | None, bool]:
         """Bias and rate, (heads, outputs) each, and whether the activation is softplus: as `decay_head` takes them."""
 
-    def forward(self, x: Tensor, backend: BackendName = "auto") -> tuple[Tensor, Tensor]:
-        """`x` (B, *grid, dim) to log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64."""
+    def forward(self, x: Tensor, backend: BackendName = "auto", tapped: bool = False) -> tuple[Tensor, ...]:
+        """Log-decays of tokens.
+
+        Args:
+            x: (B, *grid, dim).
+            backend: selects the implementation.
+            tapped: also return the tokens (B, N, dim), first, for their other readers; see `tapped_decay_head`.
+
+        Returns:
+            log_alpha and log_beta, (B, heads, *grid) each, in float32 or float64.
+        """
         bias, rate, softplus = self.terms()
         # The grid is one axis here: with symbolic sizes, export cannot split it off the heads again.
-        found = decay_head(x.flatten(1, -2), self.weight, bias, rate, softplus=softplus, backend=backend)
-        log_decays = [log_decay.unflatten(-1, x.shape[1:-1]) for log_decay in found]
-        return log_decays[0], log_decays[-1]
+        tokens, found = tapped_decay_head(x.flatten(1, -2), self.weight, bias, rate, softplus=softplus, backend=backend)
+        log_decays = found[0].unflatten(-1, x.shape[1:-1]), found[-1].unflatten(-1, x.shape[1:-1])
+        return (tokens, *log_decays) if tapped else log_decays
 
     def from_logits(self, logits: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Logits (B, tokens, heads, outputs) of a grid to log_alpha and log_beta."""

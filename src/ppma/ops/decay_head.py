@@ -35,4 +35,22 @@ def decay_head(
         >>> log_alpha.shape, log_alpha[0, 0, 0].item()
         (torch.Size([1, 2, 5]), -3.0)
     """
-    return backends.compose(backend, "decay_head", x, weight, bias, rate, softplus)
+    return backends.compose(backend, "decay_head", x, weight, bias, rate, softplus)[1:]
+
+
+def tapped_decay_head(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    rate: Tensor | None = None,
+    *,
+    softplus: bool = False,
+    backend: BackendName = "auto",
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The tokens x for their other readers, and their `decay_head`.
+
+    Where the kernel runs, it adds its gradient to the one that those readers send back. If they read the x that was
+    passed in, autograd would add the two in a pass of its own.
+    """
+    tapped, *log_decays = backends.compose(backend, "decay_head", x, weight, bias, rate, softplus)
+    return tapped, tuple(log_decays)

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from ppma.bench.gpu import cases, doctor
-from ppma.bench.gpu.targets import compile_for
+from ppma.bench.gpu import cases, doctor, doctor_device, doctor_results
+from ppma.bench.gpu.targets import compile_for, device_target
 from ppma.ops.backends.triton.launch import recording
 from ppma_cli import main
 
@@ -47,8 +49,6 @@ def test_examine_fallback_fails(monkeypatch):
     """A kernel that silently runs in PyTorch would pass every comparison."""
 
     def check_falling_back(_):
-        import warnings
-
         warnings.warn("polyline_scan runs in plain PyTorch: it does not compile", RuntimeWarning, stacklevel=1)
         return "fine"
 
@@ -59,16 +59,46 @@ def test_examine_fallback_fails(monkeypatch):
     assert "fell back" in text
 
 
+@pytest.mark.parametrize(("falls_back", "well"), [(16, False), (160, True)])
+def test_channels_fallback_of_wide_heads_alone(falls_back, well, monkeypatch):
+    def compare(_, operator, tensors, options):
+        if tensors[0].shape[-1] == falls_back:
+            warnings.warn(f"{operator} runs in plain PyTorch: too wide", RuntimeWarning, stacklevel=1)
+
+    monkeypatch.setattr(doctor, "INTERPRETED", True)
+    monkeypatch.setattr(doctor, "CHECKS", (doctor_results.check_channels,))
+    monkeypatch.setattr(doctor_results, "CHANNELS", (falls_back, 32))
+    monkeypatch.setattr(doctor_results, "_assert_accurate", compare)
+    assert doctor.examine("cuda", True)[1] == well
+
+
+def test_poisoned_memory_only_warns():
+    """On a GPU the float64 reference multiplies with cuBLAS, which deterministic mode would refuse."""
+    with doctor_results._poisoned_memory():
+        assert torch.empty(3).isnan().all()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_device_target_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=9, minor=0))
+    assert device_target(torch.device("cuda")) == "sm_90"
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    amd = SimpleNamespace(major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: amd)
+    assert device_target(torch.device("cuda")) == "gfx942"
+
+
 def test_compiled_kernels_counted():
     tensors = cases.attention_inputs(1, 1, 7, 7, 16, torch.float16)
     with recording() as launches:
         cases.record_rotary(tensors, "hadamard", backward=False)
     compile_for(launches[0], "sm_89")
-    before = doctor.compiled_kernels()
+    before = doctor_device.compiled_kernels()
     compile_for(launches[0], "sm_89")
-    assert doctor.compiled_kernels() == before > 0
+    assert doctor_device.compiled_kernels() == before > 0
     compile_for(launches[0], "sm_90")
-    assert doctor.compiled_kernels() == before + 1
+    assert doctor_device.compiled_kernels() == before + 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

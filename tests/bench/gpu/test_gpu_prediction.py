@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -10,8 +11,10 @@ import ppma
 from ppma.bench import unmasked
 from ppma.bench.gpu import measure, prediction, work
 from ppma.bench.gpu.assembly import has_scores, matrix_products
+from ppma.bench.gpu.cases import attention_inputs
 from ppma.bench.gpu.prediction import GPUS, MODELS, Stage, predict
 from ppma.bench.gpu.work import scores, without_mask
+from ppma.layers import PolylineAttention
 from ppma.models.config import CONFIGS
 from ppma_cli import main
 
@@ -81,6 +84,25 @@ def test_model_seconds_more_with_training(monkeypatch):
     assert seconds[False, False] < seconds[False, True]
 
 
+def test_decay_head_gradient_without_a_pass():
+    """Projection and decay head read the same tokens; the kernel of the latter adds the two gradients."""
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            names.append(operator.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    names = []
+    with torch.device("meta"):
+        layer = PolylineAttention(64, heads=2, rope=True).bfloat16()
+        x = torch.empty((2, 14, 14, 64), dtype=torch.bfloat16, requires_grad=True)
+        with Names(), prediction._composed_kernels() as launches:
+            layer(x).backward(torch.empty_like(x))
+    assert [launch.kernel.__name__ for launch in launches].count("decay_backward") == 1
+    assert "mm.default" in names
+    assert "add.Tensor" not in names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", MODELS)
@@ -89,6 +111,26 @@ def test_model_overhead_below_target(name, train):
     for gpu in GPUS:
         plain, masked = (prediction.model_seconds(name, gpu, "hadamard", mask, train) for mask in (False, True))
         assert masked < 1.1 * plain, gpu.name
+
+
+@pytest.mark.parametrize(
+    ("full", "masked", "plain"),
+    [(True, ["mask_tables", "attention_forward"], 1), (False, ["line_potentials", *["line_forward"] * 3], 3)],
+)
+def test_operator_launches_with_and_without_mask(full, masked, plain):
+    """What is timed as the cost of the mask: the same kernels, compiled without it."""
+    stage = Stage(1, 14, 2, 32, full)
+    tensors = attention_inputs(2, 2, 14, 14, 32, torch.bfloat16)
+    found = {
+        mask: measure.operator_launches(stage, "hadamard", tensors, backward=False, mask=mask) for mask in (True, False)
+    }
+    assert [launch.kernel.__name__ for launch in found[True]] == masked
+    assert [launch.kernel.__name__ for launch in found[False]] == masked[-plain:]
+    for launch in found[False]:
+        assert not launch.arguments.get("TABLES")
+        assert launch.arguments.get("potential") is None
+    both = measure.operator_launches(stage, "hadamard", tensors, backward=True, mask=True)
+    assert len(both) > len(found[True])
 
 
 def test_measure_without_gpu(capsys):

@@ -1,6 +1,11 @@
-"""On a GPU: masked attention beside attention without a mask and beside plain PyTorch; operators and whole models."""
+"""On a GPU: masked attention beside attention without a mask and beside plain PyTorch; operators and whole models.
 
-from collections.abc import Callable
+The kernels of an operator are also timed by themselves, with their mask and compiled without one: what the mask costs
+on the GPU, the host left out. Their values are of no use, because nothing ran before the backward pass.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import timm
@@ -9,11 +14,15 @@ from torch import Tensor
 
 import ppma
 import ppma.models
+from ppma.bench.gpu import cases
 from ppma.bench.gpu.prediction import BATCH, Stage, block_kinds
-from ppma.bench.report import Report
+from ppma.bench.gpu.work import without_mask as kernel_without_mask
+from ppma.bench.report import Report, Value
 from ppma.bench.unmasked import lines_without_mask, without_mask
 from ppma.measure.timing import interleave
 from ppma.ops import backends
+from ppma.ops.backends.contract import Five
+from ppma.ops.backends.triton.launch import Launch, recording
 from ppma.ops.options import Combine
 
 Run = Callable[[], object]
@@ -55,34 +64,58 @@ def find_gpu(device: str) -> torch.device:
     return target
 
 
-def operator_report(stage: Stage, combine: Combine, device: torch.device, rounds: int, batch: int) -> Report:
+def operator_report(
+    stage: Stage, combine: Combine, device: torch.device, rounds: int, batch: int, shortest: float = 0.02
+) -> Report:
     """One attention block's operator, bfloat16."""
     masked = ppma.polyline_attention if stage.full else ppma.criss_cross_attention
     plain = without_mask if stage.full else lines_without_mask
     functions: dict[str, Callable[..., Tensor]] = {
         "masked, Triton": lambda *tensors: masked(*tensors, combine=combine, backend="triton"),
         "masked, PyTorch": lambda *tensors: masked(*tensors, combine=combine, backend="torch"),
-        "no mask": plain,
+        "no mask, PyTorch (SDPA)": plain,
     }
     name = f"{'full' if stage.full else 'criss-cross'} {stage.side}x{stage.side}, {stage.heads} x {stage.d}, {combine}"
     report = Report(f"{name}, batch {batch}", ["pass", "attention", "speed of Triton over it", "us", "peak MB"])
     for backward in (False, True):
-        runs = {key: _operator(function, stage, device, batch, backward) for key, function in functions.items()}
-        _add_rows(report, runs, "forward + backward" if backward else "forward", device, rounds)
+        tensors = _inputs(stage, device, batch)
+        runs = {key: _operator(function, tensors, backward) for key, function in functions.items()}
+        for key, mask in (("kernels alone", True), ("kernels alone, no mask", False)):
+            runs[key] = partial(replay, operator_launches(stage, combine, tensors, backward, mask))
+        _add_rows(report, runs, "forward + backward" if backward else "forward", device, rounds, shortest)
     return report
 
 
-def _operator(function: Callable[..., Tensor], stage: Stage, device: torch.device, batch: int, backward: bool) -> Run:
+def _inputs(stage: Stage, device: torch.device, batch: int) -> Five:
     generator = torch.Generator(device).manual_seed(0)
     shape = (batch, stage.side, stage.side, 3, stage.heads, stage.d)
     packed = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
     q, k, v = packed.movedim(3, 0).movedim(-2, 2).unbind(0)
-    decays = -torch.rand((2, *q.shape[:-1]), generator=generator, device=device)
-    tensors = [tensor.detach().requires_grad_(backward) for tensor in (q, k, v, *decays)]
+    log_alpha, log_beta = -torch.rand((2, *q.shape[:-1]), generator=generator, device=device)
+    return q, k, v, log_alpha, log_beta
+
+
+def _operator(function: Callable[..., Tensor], tensors: Five, backward: bool) -> Run:
+    leaves = [tensor.detach().requires_grad_(backward) for tensor in tensors]
     if not backward:
-        return lambda: function(*tensors)
-    grad = torch.ones_like(function(*tensors))
-    return lambda: torch.autograd.grad(function(*tensors), tensors, grad, allow_unused=True)
+        return lambda: function(*leaves)
+    grad = torch.ones_like(function(*leaves))
+    return lambda: torch.autograd.grad(function(*leaves), leaves, grad, allow_unused=True)
+
+
+def operator_launches(stage: Stage, combine: Combine, tensors: Five, backward: bool, mask: bool) -> list[Launch]:
+    """The launches of an operator, of its backward pass too if asked for, with the mask or compiled without one."""
+    record = cases.record_attention if stage.full else cases.record_criss_cross
+    with recording() as launches:
+        for direction in (False, True) if backward else (False,):
+            record(tensors, combine, direction)
+    return launches if mask else [bare for launch in launches if (bare := kernel_without_mask(launch)) is not None]
+
+
+def replay(launches: Sequence[Launch]) -> None:
+    """Run recorded launches."""
+    for launch in launches:
+        launch.kernel[launch.grid](**launch.arguments)
 
 
 def model_report(name: str, mode: str, device: torch.device, rounds: int, batch: int) -> Report:
@@ -116,15 +149,22 @@ def _model(
     return step
 
 
-def _add_rows(report: Report, runs: dict[str, Run], label: str, device: torch.device, rounds: int) -> None:
+def _add_rows(
+    report: Report, runs: dict[str, Run], label: str, device: torch.device, rounds: int, shortest: float = 0.02
+) -> None:
     """Time the contenders in turns, then measure the memory of each alone."""
-    timings = interleave(runs, rounds=rounds, device=device, label=f"{report.title}, {label}")
+    timings = interleave(runs, rounds=rounds, shortest=shortest, device=device, label=f"{report.title}, {label}")
     first = next(iter(runs))
     for name, call in runs.items():
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        report.rows.append([label, name, timings.speed(first, name), 1e6 * timings.median(name), peak / 1e6])
+        row: list[Value] = [label, name, timings.speed(first, name), 1e6 * timings.median(name)]
+        report.rows.append([*row, _peak(call, device) / 1e6 if device.type == "cuda" else float("nan")])
+
+
+def _peak(call: Run, device: torch.device) -> int:
+    """Bytes that a call allocates at a time."""
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

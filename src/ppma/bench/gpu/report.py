@@ -7,13 +7,16 @@ from ppma.bench.report import Report, Value
 from ppma.progress import Progress
 
 
-def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Report, bool]:
+def resource_report(
+    targets: list[str], channels: int, dtype: str, operators: list[str] | None = None
+) -> tuple[Report, bool]:
     """What the compiler makes of every kernel, and whether any spills.
 
     Args:
         targets: names of `targets.TARGETS`.
         channels: of a head.
         dtype: of the values, its name in torch.
+        operators: those of `cases.CASES` to compile; None for all.
     """
     report = Report(
         f"Kernels for heads of {channels} channels, {dtype}: registers of a thread, spilled bytes if any, occupancy, "
@@ -23,7 +26,7 @@ def resource_report(targets: list[str], channels: int, dtype: str) -> tuple[Repo
     )
     spilled = False
     with Progress("compiling the kernels"):
-        compiled = list(cases.rows(targets, channels, getattr(torch, dtype)))
+        compiled = list(cases.rows(targets, channels, getattr(torch, dtype), operators))
     for row in compiled:
         cells: list[Value] = []
         for target in targets:

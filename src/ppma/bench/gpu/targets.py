@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -67,6 +68,14 @@ MULTIPROCESSORS = {
     "sm_100": Multiprocessor(),
     "gfx942": Multiprocessor(4 * 512 * 64, 8 * 64, 32, 32, 64 << 10, 0),
 }
+
+
+def device_target(device: torch.device) -> str:
+    """The name of a GPU's architecture, as in TARGETS; it may be one that is not there."""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return properties.gcnArchName.split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Backend(Protocol):
 
     @staticmethod
     def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:
-        """As `ppma.ops.decay_head.decay_head`; differentiable by itself."""
+        """The tokens x and what `ppma.ops.decay_head.decay_head` returns; differentiable by itself."""
 
     @staticmethod
     def fused_linear(

@@ -17,6 +17,8 @@ from triton_cases import (
 import ppma
 import ppma.ops.backends.triton
 from ppma.bench import unmasked
+from ppma.bench.gpu import measure
+from ppma.bench.gpu.prediction import Stage
 from ppma.ops.backends.triton import potentials
 from ppma.ops.backends.triton.configs import attention_tile
 from ppma.testing import outputs_and_gradients
@@ -73,6 +75,20 @@ def test_without_mask():
     mask = attention.make_mask(q, v, *decays, "hadamard")
     attention.masked_forward(q, k, v, mask, out, None, None, "hadamard", None, q.shape[-1] ** -0.5)
     torch.testing.assert_close(out, unmasked.without_mask(q, k, v))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_without_mask_replayed(full):
+    """The same baseline as `ppma doctor --gpu` times it: recorded launches with the mask taken out."""
+    inputs = attention_inputs((3, 5), d=16, dv=16)
+    stage = Stage(1, 3, 1, 16, full)
+    launches = measure.operator_launches(stage, "hadamard", inputs, backward=False, mask=False)
+    measure.replay(launches)
+    # Recorded for a scale of 1; PyTorch scales by the root of the channels.
+    q, *others = inputs
+    plain = unmasked.without_mask if full else unmasked.lines_without_mask
+    out = launches[-1].arguments["out"].data
+    torch.testing.assert_close(out if full else out.transpose(2, 3), plain(4 * q, *others))  # columns come last
 
 
 def test_widest_head():

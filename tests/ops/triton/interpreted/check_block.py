@@ -10,7 +10,7 @@ from triton_cases import DEVICE, HALF
 import ppma
 from ppma.ops import backends, depthwise, rotary
 from ppma.ops.backends import pytorch
-from ppma.ops.decay_head import decay_head
+from ppma.ops.decay_head import decay_head, tapped_decay_head
 from ppma.testing import assert_accurate, outputs_and_gradients
 
 
@@ -86,6 +86,19 @@ def test_decay_head_accuracy(tokens, heads, d, outputs, softplus, dtype):
     fast, exact = (functools.partial(decays, softplus=softplus, backend=backend) for backend in ("triton", "torch"))
     # Gradients of parameters sum all tokens, logits all channels.
     assert_accurate(fast, exact, [x, *(p.float() for p in parameters)], 2 * tokens * heads + d + 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decay_head_tapped(dtype):
+    """What other readers of x send back is part of its gradient; an output that nobody reads is not."""
+
+    def read(x, *parameters, backend):
+        tapped, (log_alpha, _) = tapped_decay_head(x, *parameters, softplus=True, backend=backend)
+        return torch.cat((log_alpha.mT, tapped.square()), -1)
+
+    x, *parameters = decay_inputs(35, 3, 20, 2, True, dtype)
+    fast, exact = (functools.partial(read, backend=backend) for backend in ("triton", "torch"))
+    assert_accurate(fast, exact, [x, *(p.float() for p in parameters)], 2 * 35 * 3 + 20 + 16)
 
 
 def test_decay_head_softplus_small():

@@ -28,14 +28,14 @@ def rotary_split(
 
 
 def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:
-    """`-rate * act(w x + bias)`; see `ppma.ops.decay_head.decay_head`."""
+    """Tokens x and `-rate * act(w x + bias)`; see `ppma.ops.decay_head.tapped_decay_head`."""
     dtype = compute_dtype(x.dtype)
     autocast = autocast_dtype(x.device) is not None
     with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
         slices = x.unflatten(-1, (bias.shape[0], -1)).to(dtype)
         rate = None if rate is None else rate.to(dtype)
         log_decays = log_decays_of(F.linear(slices, weight.to(dtype)), bias.to(dtype), rate, softplus)
-        return log_decays.movedim(-2, 1).unbind(-1)
+        return x, *log_decays.movedim(-2, 1).unbind(-1)
 
 
 def log_decays_of(logits: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> Tensor:

@@ -18,7 +18,7 @@ BLOCK_M = 64
 @cache
 def line_tokens(n: int, dtype: torch.dtype, channels: int) -> int:
     """Tokens of a line that a program keeps fixed: fewer where they would not fit the registers."""
-    most = BLOCK_M // 2 if dtype == torch.float32 and channels > 16 else BLOCK_M
+    most = BLOCK_M // 2 if channels > (16 if dtype == torch.float32 else 64) else BLOCK_M
     return min(most, max(16, next_power_of_2(n)))
 
 
@@ -35,9 +35,10 @@ def line_configs(kind: str, dtype: torch.dtype, n: int, channels: int) -> list[C
     tokens = line_tokens(n, dtype, channels)
     single = dtype == torch.float32
     # Products of float32 run outside the matrix units and take twice the registers: twice the threads, or more where
-    # three products are summed.
+    # three products are summed. Twice for gradients of wide heads in half precision, too.
     crowded = kind == "keys" and channels > (16 if tokens < BLOCK_M else 32)
-    warps = tokens // 16 * ((4 if crowded else 2) if single else 1)
+    wide_gradients = kind in ("queries", "keys") and channels > 64
+    warps = tokens // 16 * ((4 if crowded else 2) if single else 2 if wide_gradients else 1)
     wide = kind == "forward" and not single and channels <= 32 and tokens > 16
     pipelined = kind == "forward" and not single
     default = Config(warps, 2 if pipelined else 1, {"BLOCK_N": 32 if wide else 16})

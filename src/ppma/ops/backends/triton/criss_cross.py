@@ -42,18 +42,29 @@ NO_GRADIENTS = _Gradients(None, None, None)
 
 
 class _Lines:
-    """All lines along one grid axis, and the attention maps within them."""
+    """All lines along one grid axis, and the attention maps within them.
+
+    With `kept`, for the backward pass, `apply` leaves the largest logit and the sum of each softmax in `stats`, and
+    `moved` receives the gradients of the potentials, from the queries and from the keys.
+    """
 
     def __init__(
-        self, axis: int, q: Tensor, k: Tensor, potential: Tensor, valid: Tensor | None, options: AttentionOptions
+        self,
+        axis: int,
+        q: Tensor,
+        k: Tensor,
+        potential: Tensor,
+        valid: Tensor | None,
+        options: AttentionOptions,
+        kept: bool,
     ) -> None:
         self.axis, self.q, self.k, self.valid = axis, q, k, valid
         self.combine, _, self.scale, _ = options
         self.potential = potential
-        # The largest logit and the sum of each softmax, which `apply` leaves for the gradients.
-        self.stats = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
-        # What the potentials receive from the queries and from the keys.
-        self.moved = torch.empty((2, *potential.shape[1:]), dtype=torch.float32, device=q.device)
+        if kept:
+            shape = (2, 2, *potential.shape[1:])
+            self.stats, self.moved = torch.empty(shape, dtype=torch.float32, device=q.device).unbind(0)
+        self.kept = kept
 
     def _tokens(self, tensor: Tensor | None) -> Field | None:
         """(B, heads, H, W, channels) as (B, heads, lines, positions, channels)."""
@@ -82,7 +93,7 @@ class _Lines:
             line_configs(kind, self.q.dtype, n, channels),
             potential=self._plane(self.potential),
             valid=None if self.valid is None else self._valid(heads),
-            stats=self._plane(self.stats),
+            stats=self._plane(self.stats) if self.kept else None,
             heads=heads,
             lines=lines,
             n=n,
@@ -204,10 +215,16 @@ class _Lines:
 
 
 def _rows_and_columns(
-    q: Tensor, k: Tensor, log_alpha: Tensor, log_beta: Tensor, options: AttentionOptions, valid: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    log_alpha: Tensor,
+    log_beta: Tensor,
+    options: AttentionOptions,
+    valid: Tensor | None,
+    kept: bool,
 ) -> tuple[_Lines, _Lines]:
     alpha, beta = potentials(log_alpha, log_beta, options.combine)
-    return _Lines(ROWS, q, k, alpha, valid, options), _Lines(COLUMNS, q, k, beta, valid, options)
+    return _Lines(ROWS, q, k, alpha, valid, options, kept), _Lines(COLUMNS, q, k, beta, valid, options, kept)
 
 
 def criss_cross_attention(
@@ -222,7 +239,7 @@ def criss_cross_attention(
     """q, k (B, heads, H, W, d), v (B, heads, H, W, dv), log-decays (B, heads, H, W) -> (B, heads, H, W, dv)."""
     paths = options.paths
     check_channels(q, v)
-    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid, kept=False)
     if paths == "v2h":
         return rows.apply(columns.apply(v))
     if paths == "h2v":
@@ -244,7 +261,7 @@ def criss_cross_attention_backward(
     """Gradients of q, k, v, log_alpha, log_beta, recomputing the chain."""
     paths = options.paths
     check_channels(q, v)
-    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid)
+    rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid, kept=True)
     share = options.path_weight
     grad = grad if share == 1.0 else grad * share
     if paths == "2d":

@@ -76,10 +76,10 @@ def decay_forward(
 
 @kernel
 def decay_backward(
-    grads, x, weight, bias, rate, grad_x, weight_sums, head_sums, heads, tokens,
+    grads, x, weight, bias, rate, add, grad_x, weight_sums, head_sums, heads, tokens,
     SOFTPLUS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x, and a tile's sums for the gradients of the parameters.
+    """The gradient of x plus `add`, which may be None, and a tile's sums for the gradients of the parameters.
 
     `grads` are the gradients of the outputs, a tuple of planes (1, B, heads, 1, tokens). `weight_sums` is
     (programs, outputs, D), `head_sums` (programs, 2, heads, outputs): those of the bias, then those of the rate.
@@ -91,6 +91,8 @@ def decay_backward(
         head = index * tl.full((), 1, tl.int64)
         here = load_tokens(x, batch, head, 0, position, inside, D, BLOCK_D).to(tl.float32)
         total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        if add is not None:
+            total = load_tokens(add, batch, head, 0, position, inside, D, BLOCK_D).to(tl.float32)
         longer = ()
         for output in tl.static_range(OUTPUTS):
             weights = load_weights(weight, output, D, BLOCK_D)
@@ -142,6 +144,8 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, bias: Tensor, softplus: bool
 
 
 class _DecayHead(torch.autograd.Function):
+    """Tokens for other readers, whose gradient the kernel adds to its own, and the log-decays."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool
@@ -150,14 +154,15 @@ class _DecayHead(torch.autograd.Function):
         rate = None if rate is None else rate.contiguous()
         ctx.save_for_backward(x, weight, bias, rate)
         ctx.softplus = softplus
+        ctx.set_materialize_grads(False)
         heads, outputs = bias.shape
         results = torch.empty((outputs, x.shape[0], heads, x.shape[1]), dtype=torch.float32, device=x.device)
         _launch(decay_forward, x, weight, bias, softplus, rate=rate, results=results)
-        return results.unbind(0)
+        return x, *results.unbind(0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, add: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, rate = ctx.saved_tensors
         (heads, outputs), d = bias.shape, weight.shape[-1]
         programs = x.shape[0] * cdiv(x.shape[1], _tile(x, d))
@@ -171,7 +176,8 @@ class _DecayHead(torch.autograd.Function):
             bias,
             ctx.softplus,
             rate=rate,
-            grads=_planes(grads),
+            grads=_planes(grads, x, heads),
+            add=None if add is None else _heads(add, heads),
             grad_x=_heads(grad_x, heads),
             weight_sums=weight_sums,
             head_sums=head_sums,
@@ -181,12 +187,13 @@ class _DecayHead(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias.to(bias.dtype), None if rate is None else grad_rate.to(rate.dtype), None
 
 
-def _planes(grads: Sequence[Tensor]) -> tuple[Field, ...]:
-    """(B, heads, N) as (1, B, heads, 1, N)."""
-    return tuple(plane(grad[None, :, :, None]) for grad in grads)
+def _planes(grads: Sequence[Tensor | None], x: Tensor, heads: int) -> tuple[Field, ...]:
+    """(B, heads, N) as (1, B, heads, 1, N); zeros for outputs that nobody read."""
+    zero = torch.zeros((), device=x.device).expand(x.shape[0], heads, x.shape[1])
+    return tuple(plane((zero if grad is None else grad)[None, :, :, None]) for grad in grads)
 
 
 def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:
-    """See `ppma.ops.decay_head.decay_head`."""
+    """See `ppma.ops.decay_head.tapped_decay_head`."""
     check_channels(weight)
     return _DecayHead.apply(x, weight, bias, rate, softplus)

@@ -191,8 +191,8 @@ def precision(tensor: Tensor) -> str:
     """How products of such tensors are computed, as `tiles.product` takes it.
 
     Products of float32 run on the matrix units only where PyTorch's own may: `torch.backends.cuda.matmul.allow_tf32`,
-    or "tf32" in `fp32_precision`. There are no sums of three such products ("tf32x3"): which of the operands is fixed
-    would change their rounding, and the backward pass would not find the logits of the forward pass again.
+    or "tf32" in `fp32_precision`. No setting of PyTorch asks for sums of three such products ("tf32x3"). Triton's also
+    round by the order of the operands, so a kernel with fixed keys would not find the forward pass's logits again.
     """
     if INTERPRETED and tensor.dtype == torch.bfloat16:
         return "upcast"

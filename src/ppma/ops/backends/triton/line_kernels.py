@@ -47,7 +47,7 @@ def line_forward(
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
-    `second_v` and `add` may be None, and so may `valid`, 0 at keys that take no part.
+    `second_v`, `add` and `stats` may be None, and so may `valid`, 0 at keys that take no part.
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
@@ -88,8 +88,9 @@ def line_forward(
     store_tokens(out, batch, head, line, position, inside, acc * share, DV, BLOCK_DV)
     if second_v is not None:
         store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, BLOCK_DV)
-    store_plane(stats, 0, batch, head, line, position, inside, peak)
-    store_plane(stats, 1, batch, head, line, position, inside, total)
+    if stats is not None:
+        store_plane(stats, 0, batch, head, line, position, inside, peak)
+        store_plane(stats, 1, batch, head, line, position, inside, total)
 
 
 @kernel
@@ -132,7 +133,7 @@ def line_backward(
     acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     second_acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    own_moved = tl.zeros((BLOCK_M,), tl.float32)
+    moved_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # summed over lanes once, behind the loop
     for start in range(0, n, BLOCK_N):
         other = start + tl.arange(0, BLOCK_N)
         other_inside = other < n
@@ -169,7 +170,7 @@ def line_backward(
             # "hadamard": d log mask = softmax * mask * G; "logit": the log mask stands beside the score.
             grad_log_mask = weighted if MODE == "hadamard" else grad_scores
             if potential is not None:
-                own_moved += tl.sum(grad_log_mask * sign_of(position[:, None], other[None, :]), 1)
+                moved_sum += grad_log_mask * sign_of((position - start)[:, None], tl.arange(0, BLOCK_N)[None, :])
             acc_a = product(grad_scores.to(oa.dtype), oa, acc_a, PRECISION)
 
     if grad_a is not None:
@@ -178,7 +179,7 @@ def line_backward(
             acc_a += load_tokens(add_a, batch, head, line, position, inside, D, BLOCK_D).to(tl.float32)
         store_tokens(grad_a, batch, head, line, position, inside, acc_a, D, BLOCK_D)
         if potential is not None:
-            store_plane(moved, 0, batch, head, line, position, inside, own_moved)
+            store_plane(moved, 0, batch, head, line, position, inside, tl.sum(moved_sum, 1))
     if KEY_SIDE:
         if add_b is not None:
             acc_b += load_tokens(add_b, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)
