@@ -31,6 +31,31 @@ def test_adamw_fused_on_cpu():
     assert not make_optimizer(CONFIG, model.to("meta")).defaults["fused"]
 
 
+def test_muon_float32_on_cpu(monkeypatch):
+    """The update of Muon is nearly orthogonal. In float32 it does not have the rounding errors of timm's bfloat16."""
+    chosen = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name="muon", weight_decay=0.0), lr=1.0)
+    products = []
+    matmul = torch.addmm
+    monkeypatch.setattr(
+        torch, "addmm", lambda *args, **options: products.append(args[0].dtype) or matmul(*args, **options)
+    )
+    layers = [nn.Linear(24, 16, bias=False).requires_grad_() for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    gradient = torch.linspace(-1, 1, 24 * 16).reshape(16, 24).sin() + torch.eye(16, 24)
+    optimizers = make_optimizer(chosen, layers[0]), timm.optim.create_optimizer_v2(layers[1], opt="muon", lr=1.0)
+    updates = []
+    for layer, optimizer in zip(layers, optimizers, strict=True):
+        before = layer.weight.detach().clone()
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        updates.append(before - layer.weight.detach())
+    assert products[: len(products) // 2] == [torch.float32] * (len(products) // 2)
+    assert products[len(products) // 2 :] == [torch.bfloat16] * (len(products) // 2)
+    # Five iterations of three products with errors of 2^-9 each, relative to singular values near 1.
+    assert 0 < (updates[0] - updates[1]).norm() < 15 * 2**-9 * updates[1].norm()
+    assert type(make_optimizer(chosen, nn.Linear(3, 4).to("meta"))) is timm.optim.Muon
+
+
 def test_ema_short_run(tmp_path):
     """Without a warm-up, 94 % of the average would be the random start, which guesses."""
     settings = ("samples=200", "batch_size=20", "epochs=6", "eval_epochs=6", "dropout=0")

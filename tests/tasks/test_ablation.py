@@ -53,6 +53,25 @@ ABLATION = settings("epochs=null", "steps=1", "batch_size=4", "eval_steps=1", "d
 
 
 @pytest.mark.usefixtures("_quick_timing")
+def test_ablation_seed_by_seed(tmp_path, monkeypatch):
+    """An interrupted study has as many seeds of one mask as of the others."""
+    trained = []
+
+    def stop_after_three(config, out, **_):
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append((config.model_args["mask"], config.seed))
+        return {"val_top1": 50.0}
+
+    monkeypatch.setattr("ppma.tasks.study.train", stop_after_three)
+    command = ["ablate", "digits_ablation", "--masks", "none,2d", "--seeds", "3", "--out", str(tmp_path)]
+    assert main([*command, *ABLATION]) != 0
+    assert trained == [("none", 0), ("2d", 0), ("none", 1)]
+    results = json.loads((tmp_path / "ablation.json").read_text())["results"]
+    assert [len(result["values"]) for result in results] == [2, 1]
+
+
+@pytest.mark.usefixtures("_quick_timing")
 def test_ablation_custom_mask(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(ppma.masks.KINDS, "own", ppma.masks.KINDS["2d"])
     command = ["ablate", "digits_ablation", "--masks", "own", "--seeds", "1", "--out", str(tmp_path)]

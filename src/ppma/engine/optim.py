@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from timm.models import group_parameters
-from timm.optim import auto_group_layers, create_optimizer_v2
+from timm.optim import Muon, auto_group_layers, create_optimizer_v2
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ppma.config import ConfigError
 from ppma.engine.config import OptimizerConfig, RunConfig
+from ppma.engine.muon import CpuMuon
 
 
 def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> Optimizer:
@@ -28,8 +29,9 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
         backbone: name of the backbone's submodule, for `layer_decay` and `backbone_lr_scale`.
     """
     chosen = config.optimizer
+    on_cpu = all(parameter.is_cpu for parameter in model.parameters())
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
-    if chosen.name in ("adam", "adamw") and all(parameter.is_cpu for parameter in model.parameters()):
+    if chosen.name in ("adam", "adamw") and on_cpu:
         adam["fused"] = True  # one kernel for all parameters; on a GPU PyTorch has a fast default
     scales: dict[str, float] = {}
     if chosen.layer_decay is not None or chosen.backbone_lr_scale != 1:
@@ -43,11 +45,12 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
             {"params": params, "lr_scale": scale, "weight_decay": decay} for scale, decay, params in groups
         ]
     try:
-        return create_optimizer_v2(
+        optimizer = create_optimizer_v2(
             parameters, opt=chosen.name, lr=config.scaled_lr, weight_decay=chosen.weight_decay, **adam
         )
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # a missing package or GPU
         raise ConfigError(f"optimizer: {chosen.name} is not available: {error}") from None
+    return CpuMuon(optimizer.param_groups, **optimizer.defaults) if on_cpu and type(optimizer) is Muon else optimizer
 
 
 def parameter_groups(

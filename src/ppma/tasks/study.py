@@ -113,11 +113,11 @@ class Study(ABC):
         return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "tex", "json"))
 
     def run(self) -> None:
-        """Train the missing runs; after each, write the results."""
-        for name, runs in self.runs.items():
-            for number, run in enumerate(runs, start=1):
-                announce(f"{self.kind} {name}, run {number} of {len(runs)}")
-                self.values[name].append(_result(*run, self.metric))
+        """Train the missing runs and write the results after each; seed by seed, so that a part of it compares too."""
+        for number in range(len(next(iter(self.runs.values())))):
+            for name, runs in self.runs.items():
+                announce(f"{self.kind} {name}, run {number + 1} of {len(runs)}")
+                self.values[name].append(_result(*runs[number], self.metric))
                 self._write()
 
     def results(self) -> list[Result]:
