@@ -102,7 +102,8 @@ def _pip_line(package: str) -> str:
     except ModuleNotFoundError:  # torch itself
         return f"pip install {top}"
     among = [missing for missing in extras().values() if any(re.match(rf"{top}\b", line) for line in missing)]
-    return f"pip install {shlex.join(min(among, key=len) if among else [top])}"
+    smallest = min(among, key=len, default=[top])
+    return f"pip install {shlex.join(smallest)}"
 
 
 def make_parser() -> argparse.ArgumentParser:
