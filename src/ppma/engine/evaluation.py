@@ -15,7 +15,7 @@ from ppma.config import require
 from ppma.engine import distributed
 from ppma.engine.distributed import World
 from ppma.engine.errors import TooManyBrokenError
-from ppma.engine.logging import ProgressLine
+from ppma.engine.progress_line import ProgressLine
 from ppma.engine.sampling import eval_batches, name_dead_workers, to_device
 from ppma.engine.task import Details, Metrics
 from ppma.progress import Progress

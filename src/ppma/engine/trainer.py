@@ -16,8 +16,9 @@ from ppma.engine.distributed import World
 from ppma.engine.errors import LoaderDiedError, NonFiniteLossError, StoppedError, TooManyBrokenError
 from ppma.engine.evaluation import BrokenSamples, evaluate
 from ppma.engine.learner import Learner
-from ppma.engine.logging import MetricsLog, ProgressLine, format_metrics, headline
+from ppma.engine.logging import MetricsLog, format_metrics, headline
 from ppma.engine.losses import LossMeter
+from ppma.engine.progress_line import ProgressLine
 from ppma.engine.results import ResultFiles
 from ppma.engine.resume import check_fits, find_state
 from ppma.engine.sampling import Batch, StepSampler, name_dead_workers, seed_process, train_batches

@@ -9,7 +9,7 @@ import torch
 from ppma.config import ConfigError
 from ppma.data.images import TransformedImages, open_images
 from ppma.engine.folder import CONFIG, LOCK
-from ppma.engine.logging import ProgressLine
+from ppma.engine.progress_line import ProgressLine
 from ppma.explore import style
 from ppma.explore.images import find_image
 from ppma.explore.worked_example import worked_example
