@@ -48,7 +48,7 @@ class BuildKernels(build_ext):
         super().build_extensions()
         if not self.failed:
             return
-        names = ", ".join(sorted(self.failed))
+        names = ", ".join(name for name in INSTRUCTION_SETS if name in self.failed)
         error = next(iter(self.failed.values()))
         if os.environ.get("PPMA_REQUIRE_NATIVE", "0") == "1":
             raise SystemExit(f"PPMA_REQUIRE_NATIVE=1, and the CPU kernels were not built for {names}: {error}")

@@ -123,7 +123,7 @@ def test_install_without_compiler(tmp_path):
         command, cwd=ROOT, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert "THE CPU KERNELS WERE NOT BUILT for avx2, avx512, portable" in result.stdout + result.stderr
+    assert "THE CPU KERNELS WERE NOT BUILT for portable" in result.stdout + result.stderr
     assert not list(tmp_path.rglob("*.so"))
 
 
