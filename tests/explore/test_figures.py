@@ -347,8 +347,8 @@ def test_path_tokens_invalid(token, path):
         (["attention", "--head", "99", "--out", "a.png"], "head: expected 1 to 2, got 99"),
         (["attention", "--head", "0", "--out", "a.png"], "head: expected 1 to 2, got 0"),
         (
-            ["attention", "--query", "13,1", "--out", "a.png"],
-            "query: expected 1,1 to 12,12, the tokens of the grid, got 13",
+            ["attention", "--query", "17,1", "--out", "a.png"],
+            "query: expected 1,1 to 16,16, the tokens of the grid, got 17",
         ),
         (["attention", "--strength", "nan", "--out", "a.png"], "strength: expected a number >= 0, got nan"),
         (["attention", "--frames", "0", "--out", "a.gif"], "frames: expected 1 to 360, got 0"),
