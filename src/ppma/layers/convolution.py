@@ -7,6 +7,7 @@ below read and write the layout of the attention without a copy.
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from ppma.ops.conv import conv3x3
 from ppma.ops.depthwise import depthwise_conv
 from ppma.ops.options import BackendName
 
@@ -17,6 +18,26 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class Conv3x3(nn.Conv2d):
+    """A 3x3 convolution with a border of one zero, (B, H, W, in) to (B, H / stride, W / stride, out), rounded up.
+
+    Args:
+        inputs: channels.
+        outputs: channels.
+        stride: 1 or 2.
+
+    Attributes:
+        backend: selects the implementation.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, 3, stride=stride, padding=1)
+        self.backend: BackendName = "auto"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv3x3(x, self.weight, self.bias, stride=self.stride[0], backend=self.backend)
 
 
 class ChannelLastConv(nn.Conv2d):

@@ -1,9 +1,8 @@
 """Image to tokens, and tokens to a coarser grid."""
 
-import torch
 from torch import Tensor, nn
 
-from ppma.layers.convolution import ChannelLastBatchNorm, ChannelLastConv
+from ppma.layers.convolution import ChannelLastBatchNorm, Conv3x3
 
 
 class Stem(nn.Module):
@@ -33,13 +32,13 @@ class Stem(nn.Module):
         ):
             if layers:
                 layers.append(nn.GELU())
-            layers.append(nn.Conv2d(inputs, outputs, 3, stride=step, padding=1))
-            layers.append(nn.BatchNorm2d(outputs))
+            layers.append(Conv3x3(inputs, outputs, step))
+            layers.append(ChannelLastBatchNorm(outputs))
         self.layers = nn.Sequential(*layers)
 
     def forward(self, image: Tensor) -> Tensor:
         """(B, in_chans, height, width) to (B, height / stride, width / stride, dim), rounded up."""
-        return self.layers(image.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
+        return self.layers(image.permute(0, 2, 3, 1))
 
 
 class Downsample(nn.Module):
@@ -52,7 +51,7 @@ class Downsample(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.conv = ChannelLastConv(inputs, outputs, 3, stride=2, padding=1)
+        self.conv = Conv3x3(inputs, outputs, 2)
         self.norm = ChannelLastBatchNorm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.convolution import DepthwiseConv
+from ppma.layers.convolution import Conv3x3, DepthwiseConv
 from ppma.layers.fused import FusedConv
 from ppma.layers.stem import Stem
 from ppma.models.card import make_card
@@ -197,7 +197,7 @@ class PolylineBackbone(nn.Module, ModelHubMixin):
         """
         checks.one_of("name", name, backends.NAMES)
         for module in self.modules():
-            if isinstance(module, PolylineAttention | DepthwiseConv | FusedConv):
+            if isinstance(module, PolylineAttention | Conv3x3 | DepthwiseConv | FusedConv):
                 module.backend = name
 
     def no_weight_decay(self) -> set[str]:

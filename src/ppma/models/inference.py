@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable
 
 from timm.layers import LayerScale
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_weights
 
 from ppma.layers.block import PolylineBlock
@@ -69,22 +69,12 @@ def _fold_sequence(layers: Iterable[nn.Module]) -> nn.Sequential:
 
 
 def _fused_convs(layers: nn.Sequential) -> nn.Sequential:
-    """The convolutions, channel-last, with the activations behind them; images come in as (B, C, H, W)."""
-    fused: list[nn.Module] = [_ChannelsLast()]
+    """The convolutions, with the activations behind them."""
+    fused: list[nn.Module] = []
     for layer, behind in zip(layers, [*layers[1:], None], strict=True):
         if isinstance(layer, nn.Conv2d):
             fused.append(FusedConv(layer, gelu=isinstance(behind, nn.GELU)))
-    return nn.Sequential(*fused, _ChannelsFirst())
-
-
-class _ChannelsLast(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 1)
-
-
-class _ChannelsFirst(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(0, 3, 1, 2)
+    return nn.Sequential(*fused)
 
 
 def _fold_norm(linear: nn.Linear, norm: BatchNorm) -> None:

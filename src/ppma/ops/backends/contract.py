@@ -167,6 +167,10 @@ class Backend(Protocol):
         """Gradients of q, k, v, log_alpha, log_beta."""
 
     @staticmethod
+    def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+        """`conv(x) + bias` of channel-last x (B, H, W, inputs); differentiable by itself."""
+
+    @staticmethod
     def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
         """`residual + conv(act(x)) + bias` of channel-last x (B, H, W, C); differentiable by itself."""
 

@@ -4,6 +4,7 @@ import torch
 
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.attention import polyline_attention, polyline_attention_backward
+from ppma.ops.backends.native.conv import conv3x3
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.native.depthwise import depthwise_conv
 from ppma.ops.backends.native.fused_block import fused_block
@@ -14,6 +15,7 @@ from ppma.ops.backends.native.rotary import rotary_split
 from ppma.ops.backends.native.scan import polyline_scan, polyline_scan_backward
 
 __all__ = [
+    "conv3x3",
     "criss_cross_attention",
     "criss_cross_attention_backward",
     "depthwise_conv",

@@ -10,6 +10,12 @@ from torch import Tensor
 from ppma.ops.layout import autocast_dtype, compute_dtype
 
 
+def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """See `ppma.ops.conv.conv3x3`."""
+    images = x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+    return F.conv2d(images, weight, bias, stride, 1).permute(0, 2, 3, 1)
+
+
 def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gelu: bool) -> Tensor:
     """`residual + conv(act(x)) + bias`; see `ppma.ops.depthwise.depthwise_conv`."""
     values = F.gelu(x) if gelu else x
@@ -68,7 +74,7 @@ def fused_linear(
 
 def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
     """`act(conv(x) + bias)`; see `ppma.ops.fused_conv.fused_conv`."""
-    out = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride=stride, padding=1).permute(0, 2, 3, 1)
+    out = conv3x3(x, weight, bias, stride)
     return F.gelu(out) if gelu else out
 
 
