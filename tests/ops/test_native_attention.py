@@ -371,3 +371,36 @@ def test_forward_any_number_of_threads(isa, function, combine, batch, threads):
             results.append(function(*inputs, combine=combine, backend="native"))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_heads_of_small_and_large_scores(combine):
+    """Different kernels compute them; none may depend on what lies beside it, nor on the number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 3, 7, 6, 8, generator=generator) for _ in range(3))
+    q[:, 1] *= 1e4
+    decays = [-torch.rand(1, 3, 7, 6, generator=generator) for _ in range(2)]
+    run = functools.partial(ppma.polyline_attention, combine=combine, backend="native")
+    together = outputs_and_gradients(run, (q, k, v, *decays))
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert all(map(torch.equal, together, outputs_and_gradients(run, (q, k, v, *decays))))
+    torch.set_num_threads(before)
+    for head in range(3):
+        one = [tensor[:, head : head + 1] for tensor in (q, k, v, *decays)]
+        alone = outputs_and_gradients(run, one)
+        assert torch.equal(alone[0], together[0][:, head : head + 1])
+
+
+@pytest.mark.parametrize("paths", ["2d", "v2h", "h2v"])
+def test_certain_weights_have_no_gradient(paths):
+    """Behind decays of 0 a token attends to itself alone: its score has no gradient, however long the key is."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 5, 9, 8, generator=generator) for _ in range(3))
+    walls = torch.full((2, 2, 5, 9), -torch.inf)
+    run = functools.partial(ppma.polyline_attention, combine="logit", paths=paths, backend="native")
+    out, grad_q, grad_k, *_ = outputs_and_gradients(run, (1e-4 * q, 1e4 * k, v, walls, walls))
+    torch.testing.assert_close(out, v, rtol=4 * 2.0**-24, atol=0)  # an exponential, its inverse, their product
+    assert (grad_q == 0).all()
+    assert (grad_k == 0).all()

@@ -40,6 +40,8 @@ class AttentionParams:
         shape, channels = q.shape, v.shape[-1]
         tokens = shape[:-1]
         library.require_tokens((*shape[2:], channels))
+        if valid is not None and bool(valid.all()):
+            valid = None
         if valid is not None:
             k, v = zero_invalid(k, valid), zero_invalid(v, valid)
             bias = torch.zeros(valid.shape, dtype=torch.float32, device=q.device)

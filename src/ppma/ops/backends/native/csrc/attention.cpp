@@ -82,17 +82,10 @@ struct ThreadScratch {
   }
 };
 
-// Where the results go.
-struct Results {
-  const View& out;  // (batch, heads, height, width, dv)
-  float* stats;     // (2 * softmaxes, batch, heads, height, width): each one's largest logit and sum of exp(logit - it)
-  float* first;     // (batch, heads, height, width, dv): the output of the first of two softmaxes
-};
-
 template <bool kLogit>
 class Forward {
  public:
-  Forward(const AttentionParams& params, const Results& results, int64_t task, float* shared, Arena own)
+  Forward(const AttentionParams& params, const AttentionResults& results, int64_t task, float* shared, Arena own)
       : params_(params),
         results_(results),
         head_{params, task / params.heads, task % params.heads},
@@ -105,12 +98,14 @@ class Forward {
         potentials_(shared, head_),
         own_(own, params, query_runs_, key_runs_, softmaxes_) {}
 
-  static int run(const AttentionParams& params, const Results& results) {
+  static int run(const AttentionParams& params, const AttentionResults& results) {
     int64_t own_floats = floats_of<ThreadScratch<kLogit>>(params, query_runs(params), key_runs(params), softmaxes_of(params));
-    return for_tasks(params.batch * params.heads, query_runs(params).count(), params.threads, GridPotentials::size(params), own_floats,
-                     [&](int64_t task, Team team, float* shared, float* own) {
-                       Forward(params, results, task, shared, Arena(own)).run(team);
-                     });
+    AnyScores head{GridPotentials::size(params), own_floats, [&](int64_t task, Team team, float* shared, float* own) {
+                     Forward(params, results, task, shared, Arena(own)).run(team);
+                   }};
+    if (is_small(params)) return small_attention(params, results, head);
+    return for_tasks(params.batch * params.heads, query_runs(params).count(), params.threads, head.shared_floats,
+                     head.own_floats, head.run);
   }
 
  private:
@@ -248,7 +243,7 @@ class Forward {
   }
 
   const AttentionParams& params_;
-  const Results& results_;
+  const AttentionResults& results_;
   Head head_;
   Runs query_runs_, key_runs_;
   const int64_t channels_;
@@ -262,7 +257,6 @@ class Forward {
 
 // Without `stats` nothing is kept for a backward pass.
 PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first) {
-  if (!stats && is_small(*params)) return small_attention(*params, *out);
-  Results results{*out, stats, first};
+  AttentionResults results{*out, stats, first};
   return params->logit ? Forward<true>::run(*params, results) : Forward<false>::run(*params, results);
 }

@@ -1,4 +1,4 @@
-// Full attention for inference on small grids: a few queries at a time against all keys.
+// Full attention on small grids: a few queries at a time against all keys.
 //
 // With all scores of a query at hand, its softmax needs no running maximum, and both paths share one exponential and one
 // product with the values: with E = exp(s - top) and the masks M1, M2 in linear form,
@@ -7,6 +7,10 @@
 //
 // where c1 = c2 = 1 / sum E ("hadamard") or c = 1 / (2 sum E M) for each path ("logit"). Where a masked sum is so small
 // that masks may have underflowed, the query's row is computed again with the logarithms of the masks.
+//
+// For a backward pass the two paths of "logit" have a product each, because it needs the output of the first one; and it
+// computes the weights again from scores that must agree with these to a rounding of the weight. They do while scores are
+// small; heads with larger ones are left to another kernel.
 //
 // Key rows are padded to whole vectors, or to a power of two so that several rows share a vector.
 #include "small_attention.h"
@@ -47,13 +51,14 @@ struct Keys {
 
 // What the threads that work on one head share.
 struct HeadTables {
-  float* keys;        // [panel][d][key of the panel]; 0 in the padding
-  float* values;      // [token][dv]
-  float* rows;        // A: [j][i][l], the decay between (i, j) and (i, l); 0 in the padding
-  float* columns;     // g: [i][k][l], the decay between (i, l) and (k, l)
-  float* inside;      // [k][l]: 1, or 0 in the padding
-  float* potentials;  // GridPotentials
-  float* key_norms;   // the largest of each panel
+  float* keys;         // [panel][d][key of the panel]; 0 in the padding
+  float* values;       // [token][dv]
+  float* rows;         // A: [j][i][l], the decay between (i, j) and (i, l); 0 in the padding
+  float* columns;      // g: [i][k][l], the decay between (i, l) and (k, l)
+  float* inside;       // [k][l]: 1, or 0 in the padding
+  float* potentials;   // GridPotentials
+  float* key_norms;    // the largest of each panel
+  float* query_norms;  // the largest of each row; only for a backward pass
 
   HeadTables(Arena& arena, const AttentionParams& params, const Keys& grid)
       : keys(arena.take(params.d * grid.count)),
@@ -62,18 +67,21 @@ struct HeadTables {
         columns(arena.take(grid.height * grid.count + kLanes)),
         inside(arena.take(grid.count)),
         potentials(arena.take(GridPotentials::size(params))),
-        key_norms(arena.take(grid.count / kPanel)) {}
+        key_norms(arena.take(grid.count / kPanel)),
+        query_norms(arena.take(grid.height)) {}
 };
 
 struct QueryScratch {
-  float* queries;  // kBlockRows x d
-  float* scores;   // kBlockRows x keys, then their exponentials
-  float* weights;  // kBlockRows x tokens: the padding is gone
+  float* queries;     // kBlockRows x d
+  float* scores;      // kBlockRows x keys, then their exponentials
+  float* weights[2];  // kBlockRows x tokens, of one product with the values each: the padding is gone
+  float* panel;       // the scores of one query against one panel of keys
 
   QueryScratch(Arena& arena, const AttentionParams& params, const Keys& grid)
       : queries(arena.take(kBlockRows * padded(params.d))),
         scores(arena.take(kBlockRows * grid.count + kLanes)),
-        weights(arena.take(kBlockRows * weight_stride(grid))) {}
+        weights{arena.take(kBlockRows * weight_stride(grid)), arena.take(kBlockRows * weight_stride(grid))},
+        panel(arena.take(kPanel)) {}
 
   // Whole vectors are stored, also of the rows that fill up the last one.
   static int64_t weight_stride(const Keys& grid) {
@@ -83,25 +91,35 @@ struct QueryScratch {
 
 class Small {
  public:
-  Small(const AttentionParams& params, const View& out, const Keys& grid, int64_t task, Arena shared, Arena own)
+  Small(const AttentionParams& params, const AttentionResults& results, const Keys& grid, int64_t task, Arena shared, Arena own)
       : params_(params),
-        out_(out),
+        results_(results),
         grid_(grid),
+        separate_(results.stats && params.logit && params.v2h && params.h2v),
         head_{params, task / params.heads, task % params.heads},
         tables_(shared, params, grid),
         potentials_(tables_.potentials, head_),
         own_(own, params, grid) {}
 
-  void run(Team team) {
+  // Whether every score of the head is small; the same for the whole team, which waits for each other.
+  bool prepare(Team team) {
     potentials_.fill(team);
     team.share(grid_.height, [&](int64_t i) { fill_row(i); });
     team.share(grid_.count / kPanel, [&](int64_t panel) { pack_panel(panel); });
     team.barrier();
-    key_norm_ = 0.0f;
-    for (int64_t panel = 0; panel < grid_.count / kPanel; ++panel) {
-      float norm = tables_.key_norms[panel];
-      if (!(norm <= key_norm_)) key_norm_ = norm;  // keeps NaN
-    }
+    auto largest_of = [](const float* norms, int64_t count) {
+      float most = 0.0f;
+      for (int64_t n = 0; n < count; ++n)
+        if (!(norms[n] <= most)) most = norms[n];  // keeps NaN
+      return most;
+    };
+    key_norm_ = largest_of(tables_.key_norms, grid_.count / kPanel);
+    bool safe = is_safe(largest_of(tables_.query_norms, grid_.height));
+    team.barrier();
+    return safe;
+  }
+
+  void run(Team team) {
     int64_t tokens = params_.tokens(), blocks = (tokens + kBlockRows - 1) / kBlockRows;
     team.share(blocks, [&](int64_t block) {
       int64_t first = tokens * block / blocks;
@@ -110,7 +128,9 @@ class Small {
   }
 
  private:
-  // The tables of grid row i, and its values.
+  bool is_safe(float query_norm) const { return query_norm * key_norm_ * std::fabs(params_.scale) <= kSafeScore; }
+
+  // The tables of grid row i, its values, and the norm of its queries.
   void fill_row(int64_t i) {
     Potentials row = potentials_.row(i);
     ColumnPotentials columns = potentials_.columns();
@@ -138,6 +158,21 @@ class Small {
     }
     pack_rows(head_.at(params_.v, i, 0), params_.v.stride[3], grid_.width, params_.dv,
               tables_.values + i * grid_.width * padded(params_.dv));
+    float most = 0.0f;
+    for (int64_t j = 0; results_.stats && j < grid_.width; ++j) {
+      float square = squared_norm(head_.at(params_.q, i, j));
+      if (!(square <= most)) most = square;  // keeps NaN
+    }
+    tables_.query_norms[i] = std::sqrt(most);
+  }
+
+  float squared_norm(const float* query) const {
+    Vec squares{};
+    for (int64_t c = 0; c < params_.d; c += kLanes) {
+      Vec part = load_part(query + c, static_cast<int>(std::min<int64_t>(kLanes, params_.d - c)));
+      squares += part * part;
+    }
+    return sum(squares);
   }
 
   void pack_panel(int64_t panel) {
@@ -177,7 +212,7 @@ class Small {
       float norm = sum(squares);
       if (!(norm <= largest)) largest = norm;  // keeps NaN
     }
-    bool safe = std::sqrt(largest) * key_norm_ * std::fabs(params_.scale) <= kSafeScore;
+    bool safe = is_safe(std::sqrt(largest));
     safe ? score<true>(count) : score<false>(count);
     for (int64_t r = 0; r < count; ++r) {
       switch (grid_.stride / kLanes) {
@@ -190,14 +225,70 @@ class Small {
     }
     float* to[kBlockRows];
     for (int64_t r = 0; r < count; ++r)
-      to[r] = out_.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width);
-    product(rows_of(own_.weights, QueryScratch::weight_stride(grid_)), {tables_.values, padded(params_.dv)}, count,
-            padded(params_.dv), params_.tokens(), [rows = to, dv = params_.dv](int64_t r, int64_t c, Vec x) {
-              if (c + kLanes <= dv)
-                store(rows[r] + c, x);
-              else if (c < dv)
-                store_part(rows[r] + c, x, static_cast<int>(dv - c));
+      to[r] = results_.out.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width);
+    const Right values{tables_.values, padded(params_.dv)};
+    const int64_t stride_of_weights = QueryScratch::weight_stride(grid_);
+    auto write = [dv = params_.dv](float* at, int64_t c, Vec x) {
+      if (c + kLanes <= dv)
+        store(at + c, x);
+      else if (c < dv)
+        store_part(at + c, x, static_cast<int>(dv - c));
+    };
+    if (!separate_) {
+      product(rows_of(own_.weights[0], stride_of_weights), values, count, padded(params_.dv), params_.tokens(),
+              [rows = to, write](int64_t r, int64_t c, Vec x) { write(rows[r], c, x); });
+      return;
+    }
+    float* kept = results_.first + (token_of_head() + first) * params_.dv;
+    product(rows_of(own_.weights[0], stride_of_weights), values, count, padded(params_.dv), params_.tokens(),
+            [kept, dv = params_.dv, write](int64_t r, int64_t c, Vec x) { write(kept + r * dv, c, x); });
+    product(rows_of(own_.weights[1], stride_of_weights), values, count, padded(params_.dv), params_.tokens(),
+            [rows = to, kept, dv = params_.dv, write](int64_t r, int64_t c, Vec x) {
+              Vec other = load_part(kept + r * dv + c, static_cast<int>(std::clamp<int64_t>(dv - c, 0, kLanes)));
+              write(rows[r], c, (x + other) * 0.5f);
             });
+  }
+
+  int64_t token_of_head() const { return (head_.batch * params_.heads + head_.head) * params_.tokens(); }
+
+  // Saves softmax s of a query: exp(logit) is `total` over all keys and at most `largest`. The backward pass computes
+  // exp(logit - maximum) / sum. A weight of exactly 1 must be that there too, so its logit is computed as it is there.
+  void save(int s, int64_t token, int64_t r, float total, float largest) {
+    float maximum, sum;
+    if (total == largest) {
+      maximum = largest_logit(s, token, r, largest);
+      sum = 1.0f;
+    } else {
+      maximum = std::log(largest);
+      sum = total * exp_bounded(splat(-maximum))[0];
+    }
+    int64_t all = params_.batch * params_.heads * params_.tokens(), at = token_of_head() + token;
+    results_.stats[2 * s * all + at] = maximum;
+    results_.stats[(2 * s + 1) * all + at] = sum;
+  }
+
+  // The logit of the key whose weight in softmax s is `largest`, to the bits of `score_tile` and `TileMask`.
+  float largest_logit(int s, int64_t token, int64_t r, float largest) {
+    const int64_t i = token / grid_.width, j = token % grid_.width;
+    const bool v2h = params_.v2h && s == 0;
+    for (int64_t k = 0; k < grid_.height; ++k) {
+      for (int64_t l = 0; l < grid_.width; ++l) {
+        int64_t at = k * grid_.stride + l, row = v2h ? i : k, column = v2h ? l : j;
+        float weight = own_.scores[r * grid_.count + at];
+        if (params_.logit)
+          weight *= tables_.rows[j * grid_.count + row * grid_.stride + l] *
+                    tables_.columns[i * grid_.count + k * grid_.stride + column];
+        if (weight != largest) continue;
+        product(rows_of(own_.queries + r * padded(params_.d), padded(params_.d)),
+                {tables_.keys + at / kPanel * params_.d * kPanel, kPanel}, 1, kPanel, params_.d,
+                ScoreStore{own_.panel, kPanel, params_.scale});
+        float score = own_.panel[at % kPanel];
+        if (!params_.logit) return score;
+        float mask = potentials_.row(row).log_decay(j, l)[0] + potentials_.columns().log_decay(i, k, column)[0];
+        return score + mask;
+      }
+    }
+    return std::log(largest);  // not reached
   }
 
   // Scores of a block of queries, or their exponentials if these are safe.
@@ -253,44 +344,59 @@ class Small {
       for (int64_t at = 0; at < grid_.count; at += kLanes)
         store(scores + at, exp_weight(load(scores + at) - largest_score));
     }
+    const bool saving = results_.stats, separate = separate_;
     float of_v2h = 0.0f, of_h2v = 0.0f;  // what the paths' weights are multiplied by
     if (params_.logit) {
-      Vec first[kVectors] = {}, second[kVectors] = {};
+      Vec first[kVectors] = {}, second[kVectors] = {}, most[2] = {};
       each(1.0f, 1.0f, [&](int64_t, int v, int64_t here, Vec v2h, Vec h2v) {
         Vec e = load(scores + here);
         first[v] += e * v2h;
         second[v] += e * h2v;
+        if (saving) most[0] = max(most[0], e * v2h), most[1] = max(most[1], e * h2v);
       });
       for (int v = 1; v < kVectors; ++v) first[0] += first[v], second[0] += second[v];
       float sums[2] = {sum(first[0]), sum(second[0])}, least = exponentiated ? 0.0f : kLeastSum;
       if ((params_.v2h && sums[0] < least) || (params_.h2v && sums[1] < least)) return weigh_by_logarithms(token, r);
-      if (params_.v2h) of_v2h = params_.path_weight() / sums[0];
-      if (params_.h2v) of_h2v = params_.path_weight() / sums[1];
+      float counted = separate ? 1.0f : params_.path_weight();
+      if (params_.v2h) of_v2h = counted / sums[0];
+      if (params_.h2v) of_h2v = counted / sums[1];
+      if (saving) {
+        if (params_.v2h) save(0, token, r, sums[0], largest(most[0]));
+        if (params_.h2v) save(separate, token, r, sums[1], largest(most[1]));
+      }
     } else {
-      Vec total[2] = {};
+      Vec total[2] = {}, most{};
       for (int64_t at = 0; at < grid_.count; at += kPanel)
-        for (int n = 0; n < kBlockVectors; ++n)
-          total[n] += load(scores + at + n * kLanes) * load(tables_.inside + at + n * kLanes);
+        for (int n = 0; n < kBlockVectors; ++n) {
+          Vec e = load(scores + at + n * kLanes) * load(tables_.inside + at + n * kLanes);
+          total[n] += e;
+          if (saving) most = max(most, e);
+        }
       float inverse = 1.0f / sum(total[0] + total[1]);
+      if (saving) save(0, token, r, sum(total[0] + total[1]), largest(most));
       if (params_.v2h) of_v2h = inverse;
       if (params_.h2v) of_h2v = inverse;
     }
-    float* weights = own_.weights + r * QueryScratch::weight_stride(grid_);
-    each(of_v2h, of_h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
-      Vec weight = load(scores + here) * (v2h + h2v);
+    const int64_t row_of_weights = r * QueryScratch::weight_stride(grid_);
+    auto write = [&](float* weights, int64_t step, int v, Vec weight) {
       // The next row overwrites the padding.
-      float* to = weights + step * rows_of_vector * grid_.width + v * kLanes;
+      float* to = weights + row_of_weights + step * rows_of_vector * grid_.width + v * kLanes;
       store(to, weight);
       for (int64_t more = 1; more < rows_of_vector; ++more)
         store(to + more * grid_.width,
               shuffle(weight, (lane_index() + static_cast<int>(more * stride)) & (kLanes - 1)));
+    };
+    each(of_v2h, of_h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
+      Vec e = load(scores + here);
+      write(own_.weights[0], step, v, separate ? e * v2h : e * (v2h + h2v));
+      if (separate) write(own_.weights[1], step, v, e * h2v);
     });
   }
 
   // The same with a softmax of scores plus log mask for each path: slow and rare.
   void weigh_by_logarithms(int64_t token, int64_t r) {
     int64_t i = token / grid_.width, j = token % grid_.width, tokens = params_.tokens();
-    float* weights = own_.weights + r * QueryScratch::weight_stride(grid_);
+    float* weights = own_.weights[0] + r * QueryScratch::weight_stride(grid_);
     float* logits = own_.scores + r * grid_.count;
     std::fill(weights, weights + tokens, 0.0f);
     for (bool v2h : {true, false}) {
@@ -315,8 +421,9 @@ class Small {
   }
 
   const AttentionParams& params_;
-  const View& out_;
+  const AttentionResults& results_;
   const Keys& grid_;
+  const bool separate_;  // each path has a product with the values of its own
   Head head_;
   HeadTables tables_;
   GridPotentials potentials_;
@@ -332,12 +439,17 @@ bool is_small(const AttentionParams& params) {
   return !params.key_bias && params.tokens() <= kMostTokens && params.width <= kMostVectors * kLanes;
 }
 
-int small_attention(const AttentionParams& params, const View& out) {
+int small_attention(const AttentionParams& params, const AttentionResults& results, const AnyScores& any_scores) {
   Keys grid(params);
   return for_tasks(params.batch * params.heads, (params.tokens() + kBlockRows - 1) / kBlockRows, params.threads,
-                   floats_of<HeadTables>(params, grid), floats_of<QueryScratch>(params, grid),
+                   std::max(floats_of<HeadTables>(params, grid), any_scores.shared_floats),
+                   std::max(floats_of<QueryScratch>(params, grid), any_scores.own_floats),
                    [&](int64_t task, Team team, float* shared, float* own) {
-                     Small(params, out, grid, task, Arena(shared), Arena(own)).run(team);
+                     Small small(params, results, grid, task, Arena(shared), Arena(own));
+                     if (small.prepare(team) || !results.stats)
+                       small.run(team);
+                     else
+                       any_scores.run(task, team, shared, own);
                    });
 }
 
