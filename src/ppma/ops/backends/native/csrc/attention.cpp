@@ -100,15 +100,20 @@ class Forward {
 
   static int run(const AttentionParams& params, const AttentionResults& results) {
     int64_t own_floats = floats_of<ThreadScratch<kLogit>>(params, query_runs(params), key_runs(params), softmaxes_of(params));
-    AnyScores head{GridPotentials::size(params), own_floats, [&](int64_t task, Team team, float* shared, float* own) {
-                     Forward(params, results, task, shared, Arena(own)).run(team);
-                   }};
-    if (is_small(params)) return small_attention(params, results, head);
-    return for_tasks(params.batch * params.heads, query_runs(params).count(), params.threads, head.shared_floats,
-                     head.own_floats, head.run);
+    int64_t shared_floats = GridPotentials::size(params);
+    if (is_small(params)) return small_attention(params, results, {shared_floats, own_floats, run_head});
+    return for_tasks(params.batch * params.heads, query_runs(params).count(), params.threads, shared_floats, own_floats,
+                     [&](int64_t task, Team team, float* shared, float* own) {
+                       run_head(params, results, task, team, shared, own);
+                     });
   }
 
  private:
+  static void run_head(const AttentionParams& params, const AttentionResults& results, int64_t task, Team team,
+                       float* shared, float* own) {
+    Forward(params, results, task, shared, Arena(own)).run(team);
+  }
+
   static int softmaxes_of(const AttentionParams& params) { return kLogit && params.v2h && params.h2v ? 2 : 1; }
 
   void run(Team team) {

@@ -226,27 +226,34 @@ class Small {
     float* to[kBlockRows];
     for (int64_t r = 0; r < count; ++r)
       to[r] = results_.out.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width);
-    const Right values{tables_.values, padded(params_.dv)};
-    const int64_t stride_of_weights = QueryScratch::weight_stride(grid_);
-    auto write = [dv = params_.dv](float* at, int64_t c, Vec x) {
-      if (c + kLanes <= dv)
-        store(at + c, x);
-      else if (c < dv)
-        store_part(at + c, x, static_cast<int>(dv - c));
-    };
-    if (!separate_) {
-      product(rows_of(own_.weights[0], stride_of_weights), values, count, padded(params_.dv), params_.tokens(),
-              [rows = to, write](int64_t r, int64_t c, Vec x) { write(rows[r], c, x); });
-      return;
+    if (!separate_) return multiply(0, count, {to, nullptr, params_.dv});
+    float* kept[kBlockRows];
+    for (int64_t r = 0; r < count; ++r) kept[r] = results_.first + (token_of_head() + first + r) * params_.dv;
+    multiply(0, count, {kept, nullptr, params_.dv});
+    multiply(1, count, {to, kept, params_.dv});
+  }
+
+  // Writes rows of `dv` numbers, or their mean with other rows.
+  struct RowStore {
+    float* const* rows;
+    float* const* others;  // null for none
+    int64_t dv;
+
+    void operator()(int64_t r, int64_t c, Vec x) const {
+      int count = static_cast<int>(std::clamp<int64_t>(dv - c, 0, kLanes));
+      if (count == 0) return;
+      if (others) x = (x + load_part(others[r] + c, count)) * 0.5f;
+      if (count == kLanes)
+        store(rows[r] + c, x);
+      else
+        store_part(rows[r] + c, x, count);
     }
-    float* kept = results_.first + (token_of_head() + first) * params_.dv;
-    product(rows_of(own_.weights[0], stride_of_weights), values, count, padded(params_.dv), params_.tokens(),
-            [kept, dv = params_.dv, write](int64_t r, int64_t c, Vec x) { write(kept + r * dv, c, x); });
-    product(rows_of(own_.weights[1], stride_of_weights), values, count, padded(params_.dv), params_.tokens(),
-            [rows = to, kept, dv = params_.dv, write](int64_t r, int64_t c, Vec x) {
-              Vec other = load_part(kept + r * dv + c, static_cast<int>(std::clamp<int64_t>(dv - c, 0, kLanes)));
-              write(rows[r], c, (x + other) * 0.5f);
-            });
+  };
+
+  // The product of weights [which] of a block with the values.
+  void multiply(int which, int64_t count, const RowStore& store) {
+    product(rows_of(own_.weights[which], QueryScratch::weight_stride(grid_)), {tables_.values, padded(params_.dv)}, count,
+            padded(params_.dv), params_.tokens(), store);
   }
 
   int64_t token_of_head() const { return (head_.batch * params_.heads + head_.head) * params_.tokens(); }
@@ -449,7 +456,7 @@ int small_attention(const AttentionParams& params, const AttentionResults& resul
                      if (small.prepare(team) || !results.stats)
                        small.run(team);
                      else
-                       any_scores.run(task, team, shared, own);
+                       any_scores.run(params, results, task, team, shared, own);
                    });
 }
 

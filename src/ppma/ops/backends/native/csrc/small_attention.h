@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "parallel.h"
 #include "params.h"
@@ -19,7 +18,8 @@ struct AttentionResults {
 // What computes a head whose scores `small_attention` cannot save for a backward pass.
 struct AnyScores {
   int64_t shared_floats, own_floats;
-  std::function<void(int64_t task, Team team, float* shared, float* own)> run;
+  void (*run)(const AttentionParams& params, const AttentionResults& results, int64_t task, Team team, float* shared,
+              float* own);
 };
 
 // Whether `small_attention` serves this grid.
