@@ -42,6 +42,14 @@ def test_work_bytes_full_attention():
     assert bytes_of(launches) - plain == tokens * 2 * 4 + 2 * tables
 
 
+@pytest.mark.parametrize(("combine", "softmaxes", "first"), [("hadamard", 1, 0), ("logit", 2, 32 * 4)])
+def test_work_bytes_inference(combine, softmaxes, first):
+    """Without a backward pass to come neither maximum and sum are written nor the output of the first softmax."""
+    stage = Stage(1, 14, 8, 32, True)
+    training, inference = (bytes_of(stage.launches(2, combine, False, save)) for save in (True, False))
+    assert training - inference == 2 * 8 * 14 * 14 * (2 * softmaxes * 4 + first)
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_without_mask_same_for_combines(backward):
     stage = Stage(1, 14, 8, 32, True)
@@ -74,7 +82,7 @@ def test_predict_mask_costs():
 
 def test_model_seconds_more_with_training(monkeypatch):
     """Everything but the attention, whose prediction takes a compiler."""
-    monkeypatch.setattr(prediction, "predict", lambda *_: prediction.Prediction(2e-6, 1e-6, "memory"))
+    monkeypatch.setattr(prediction, "predict", lambda *_, **__: prediction.Prediction(2e-6, 1e-6, "memory"))
     seconds = {
         (mask, train): prediction.model_seconds("PPMA-T", GPUS[0], "hadamard", mask, train, batch=1)
         for mask in (False, True)
@@ -105,11 +113,12 @@ def test_decay_head_gradient_without_a_pass():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
 @pytest.mark.parametrize("name", MODELS)
-def test_model_overhead_below_target(name, train):
+def test_model_overhead_below_target(name, combine, train):
     """The mask costs less than a tenth of a whole model."""
     for gpu in GPUS:
-        plain, masked = (prediction.model_seconds(name, gpu, "hadamard", mask, train) for mask in (False, True))
+        plain, masked = (prediction.model_seconds(name, gpu, combine, mask, train) for mask in (False, True))
         assert masked < 1.1 * plain, gpu.name
 
 

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
@@ -156,6 +157,25 @@ def test_launches_of_a_block(record, launches, combine):
         with recording() as recorded:
             record(tensors, combine, backward)
         assert len(recorded) == expected
+
+
+@pytest.mark.parametrize("record", [cases.record_attention, cases.record_criss_cross])
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+def test_no_passes_beside_the_launches(record, combine):
+    """PyTorch allocates and takes views; whatever else it did would be a pass over tensors that nobody predicts."""
+
+    class Passes(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if not operator.is_view and not operator.__name__.startswith(("empty", "new_empty")):
+                passes.append(operator.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    passes = []
+    tensors = cases.attention_inputs(2, 4, 14, 14, 32, torch.bfloat16)
+    with recording(), Passes():
+        record(tensors, combine, backward=False)
+        record(tensors, combine, backward=True)
+    assert passes == []
 
 
 def variants(size):

@@ -36,18 +36,19 @@ def record_scan(tensors: Five, combine: Combine, backward: bool) -> None:
         polyline_scan(x, [log_beta, log_alpha], "both")
 
 
-def record_attention(tensors: Five, combine: Combine, backward: bool) -> None:
-    """Full attention, both paths."""
+def record_attention(tensors: Five, combine: Combine, backward: bool, save: bool = True) -> None:
+    """Full attention, both paths; `save` keeps what a backward pass will need."""
+    options = AttentionOptions(combine, "2d", 1.0, save)
     with recording():  # the backward needs the shapes of the results only
-        out, stats, first = polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
+        out, stats, first = polyline_attention(*tensors, options)
     if backward:
-        polyline_attention_backward(out, *tensors, out, stats, first, AttentionOptions(combine, "2d", 1.0))
+        polyline_attention_backward(out, *tensors, out, stats, first, options)
     else:
-        polyline_attention(*tensors, AttentionOptions(combine, "2d", 1.0))
+        polyline_attention(*tensors, options)
 
 
-def record_criss_cross(tensors: Five, combine: Combine, backward: bool) -> None:
-    """Criss-cross attention, both paths."""
+def record_criss_cross(tensors: Five, combine: Combine, backward: bool, save: bool = True) -> None:
+    """Criss-cross attention, both paths. It keeps nothing for a backward pass in any case."""
     if backward:
         criss_cross_attention_backward(tensors[2], *tensors, AttentionOptions(combine, "2d", 1.0))
     else:

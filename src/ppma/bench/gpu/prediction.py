@@ -89,12 +89,12 @@ class Stage:
         kind = "full" if self.full else "criss-cross"
         return f"{kind} {self.side}x{self.side}, {self.heads} x {self.d}"
 
-    def launches(self, batch: int, combine: Combine, backward: bool) -> list[Launch]:
-        """The launches of one block."""
+    def launches(self, batch: int, combine: Combine, backward: bool, save: bool = True) -> list[Launch]:
+        """The launches of one block; a forward pass keeps what the backward pass will need only if `save`."""
         tensors = cases.attention_inputs(batch, self.heads, self.side, self.side, self.d, torch.bfloat16)
         record = cases.record_attention if self.full else cases.record_criss_cross
         with recording() as launches:
-            record(tensors, combine, backward)
+            record(tensors, combine, backward, save)
         return launches
 
 
@@ -158,9 +158,11 @@ class Prediction:
 
 
 @cache
-def predict(stage: Stage, gpu: Gpu, combine: Combine, backward: bool, batch: int = BATCH) -> Prediction:
-    """The bound of one block's attention, forward or backward alone."""
-    launches = stage.launches(batch, combine, backward)
+def predict(
+    stage: Stage, gpu: Gpu, combine: Combine, backward: bool, batch: int = BATCH, save: bool = True
+) -> Prediction:
+    """The bound of one block's attention, forward or backward alone; `save` as in `Stage.launches`."""
+    launches = stage.launches(batch, combine, backward, save)
     plain = [bare for launch in launches if (bare := without_mask(launch)) is not None]
     parts = [gpu.seconds(work_of(launch, gpu.target)) for launch in launches]
     heaviest = max(parts, key=lambda part: max(part.values()))
@@ -228,7 +230,7 @@ def model_seconds(name: str, gpu: Gpu, combine: Combine, mask: bool, train: bool
     others = sum(max(gpu.seconds(work).values()) for work in _operations(model, mask, train, batch))
     for stage in stages:
         for backward in (False, True) if train else (False,):
-            found = predict(replace(stage, blocks=1), gpu, combine, backward, batch)
+            found = predict(replace(stage, blocks=1), gpu, combine, backward, batch, save=train)
             others += stage.blocks * (found.masked if mask else found.plain)
     return others
 
@@ -241,7 +243,7 @@ def block_report(gpu: Gpu, combine: Combine, batch: int = BATCH) -> Report:
     )
     for stage in block_kinds():
         for backward in (False, True):
-            found = predict(stage, gpu, combine, backward, batch)
+            found = predict(stage, gpu, combine, backward, batch, save=False)
             direction = "backward" if backward else "forward"
             report.rows.append(
                 [str(stage), direction, 1e6 * found.plain, 1e6 * found.masked, found.overhead, found.bound]

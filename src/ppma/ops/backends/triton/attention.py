@@ -174,7 +174,9 @@ def masked_backward(
     """
     across = cdiv(q.shape[3], _tile(q, v.shape[-1], band).cols)
     v2h, h2v = paths in ("v2h", "2d"), paths in ("h2v", "2d")
-    norms = None if stats is None else plane(torch.empty_like(stats))
+    norms = None
+    if stats is not None:  # a word for each softmax, and one for the deltas
+        norms = plane(torch.empty((len(stats) // 2 + 1, *stats.shape[1:]), dtype=torch.int64, device=stats.device))
     for key_side in (False, True):
         near, far = (h2v, v2h) if key_side else (v2h, h2v)
         _launch(

@@ -12,8 +12,10 @@ from ppma.ops.backends.triton.potentials import tables_of
 from ppma.ops.backends.triton.tiles import (
     LOG2_E,
     kernel,
+    load_pair,
     load_plane,
     load_tokens,
+    pack_pair,
     product,
     sign_of,
     store_plane,
@@ -24,21 +26,12 @@ from ppma.ops.backends.triton.tiles import (
 
 
 @triton.jit
-def load_softmax(stats, norms, softmax, batch, head, row, col, mask):
-    """Peak, log2 of the total and delta of some queries; weights outside come out as 0."""
-    peak = load_plane(stats, 2 * softmax, batch, head, row, col, mask)
-    total = load_plane(norms, 2 * softmax, batch, head, row, col, mask, float("inf"))
-    return peak, total, load_plane(norms, 2 * softmax + 1, batch, head, row, col, mask)
-
-
-@triton.jit
-def make_norms(stats, norms, softmax, batch, head, row, col, inside, delta):
-    """Store and return what the keys' side will load; weights outside come out as 0."""
+def make_norm(stats, norms, softmax, batch, head, row, col, inside):
+    """Peak and log2 of the total of some queries, also stored for the keys' side; weights outside come out as 0."""
     peak = load_plane(stats, 2 * softmax, batch, head, row, col, inside)
     total = tl.log2(load_plane(stats, 2 * softmax + 1, batch, head, row, col, inside, float("inf")))
-    store_plane(norms, 2 * softmax, batch, head, row, col, inside, total)
-    store_plane(norms, 2 * softmax + 1, batch, head, row, col, inside, delta)
-    return peak[:, None], total[:, None], delta[:, None]
+    store_plane(norms, softmax, batch, head, row, col, inside, pack_pair(peak, total))
+    return peak[:, None], total[:, None]
 
 
 @triton.jit
@@ -70,8 +63,9 @@ def attention_backward(
 
     The gradient of a near mask goes to the potentials of the fixed token and of the corner of the path, which lies in
     the fixed row: `*_corner` has one slot for each tile across, so that no two programs write the same place. That of
-    a far mask goes to the fixed token's column potential; its other ends belong to the other side. For each softmax
-    the queries' side stores in `norms` the log2 of the total and delta, the row sums of the output times its gradient.
+    a far mask goes to the fixed token's column potential; its other ends belong to the other side. The queries' side
+    stores pairs in `norms`: peak and log2 of the total of each softmax, and then the deltas of both, the row sums of
+    their output times its gradient.
     """
     BLOCK_M: tl.constexpr = ROWS * COLS
     BLOCK_N: tl.constexpr = OTHER_ROWS * OTHER_COLS
@@ -79,7 +73,8 @@ def attention_backward(
     LINEAR: tl.constexpr = MODE == "linear"
     PADDED: tl.constexpr = valid is not None
     TWO: tl.constexpr = LOG and (NEAR and FAR)
-    SHARE: tl.constexpr = 0.5 if TWO else 1.0
+    SOFTMAXES: tl.constexpr = 2 if TWO else 1
+    SHARE: tl.constexpr = 1.0 / SOFTMAXES
     # The first softmax is that of V2H, which is far from a key.
     NEAR_SOFTMAX: tl.constexpr = 1 if TWO and KEY_SIDE else 0
     FAR_SOFTMAX: tl.constexpr = 1 if TWO and not KEY_SIDE else 0
@@ -97,20 +92,21 @@ def attention_backward(
     if not (LINEAR or KEY_SIDE):
         outputs = load_tokens(out, batch, head, row, col, inside, DV, BLOCK_DV)
         delta = tl.sum(b.to(tl.float32) * outputs.to(tl.float32), 1)
+        far_delta = tl.zeros_like(delta)
         if TWO:  # the output is the mean of two
             outputs = load_tokens(first, batch, head, row, col, inside, DV, BLOCK_DV)
             first_delta = tl.sum(b.to(tl.float32) * outputs, 1) * SHARE
-            far_peak, far_total, far_delta = make_norms(
-                stats, norms, FAR_SOFTMAX, batch, head, row, col, inside, delta - first_delta
-            )
-            delta = first_delta
-        near_peak, near_total, near_delta = make_norms(stats, norms, NEAR_SOFTMAX, batch, head, row, col, inside, delta)
+            far_delta, delta = delta - first_delta, first_delta
+            far_peak, far_total = make_norm(stats, norms, FAR_SOFTMAX, batch, head, row, col, inside)
+        near_peak, near_total = make_norm(stats, norms, NEAR_SOFTMAX, batch, head, row, col, inside)
+        store_plane(norms, SOFTMAXES, batch, head, row, col, inside, pack_pair(delta, far_delta))
+        near_delta, far_delta = delta[:, None], far_delta[:, None]
 
     if TABLES:
         alpha, beta = tables_of(row_table, column_table, octets, H, batch * heads + head)
     rows = top + tl.arange(0, ROWS)
-    i = tl.minimum(rows, H - 1)[:, None, None]
-    j = (left + tl.arange(0, COLS))[None, :, None]
+    i = tl.minimum(rows, H - 1)[:, None, None, None]
+    j = (left + tl.arange(0, COLS))[None, :, None, None]
     j = j if TABLES else tl.minimum(j, W - 1)
     unit = LOG2_E if LOG else scale * LOG2_E
     acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -122,9 +118,11 @@ def attention_backward(
     stop = tl.minimum(start + band, H)
     for chunk in range(0, W, OTHER_COLS):
         other_col = chunk + n % OTHER_COLS
-        c = (other_col if TABLES else tl.minimum(other_col, W - 1))[None, None, :]
+        c = chunk + tl.arange(0, OTHER_COLS)
+        c = (c if TABLES else tl.minimum(c, W - 1))[None, None, None, :]
         if NEAR:
-            along_row = spread(row_decay(alpha, octets, batch, head, i, j, c, LOG, TABLES), ROWS, COLS, BLOCK_N)
+            along_row = row_decay(alpha, octets, batch, head, i, j, c, LOG, TABLES)
+            along_row = spread(along_row, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
             row_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             column_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for r in range(start, stop, OTHER_ROWS):
@@ -132,63 +130,56 @@ def attention_backward(
             other_inside = (other_row < stop) & (other_col < W)
             if PADDED and not KEY_SIDE:
                 other_inside = load_plane(valid, 0, batch, head, other_row, other_col, other_inside) != 0
+            clamped_row, clamped = tl.minimum(other_row, stop - 1), tl.minimum(other_col, W - 1)
             if LINEAR or PADDED:
                 oa = load_tokens(other_a, batch, head, other_row, other_col, other_inside, D, BLOCK_D)
                 ob = load_tokens(other_b, batch, head, other_row, other_col, other_inside, DV, BLOCK_DV)
             else:
-                clamped_row, clamped = tl.minimum(other_row, stop - 1), tl.minimum(other_col, W - 1)
                 oa = load_tokens(other_a, batch, head, clamped_row, clamped, None, D, BLOCK_D)
                 ob = load_tokens(other_b, batch, head, clamped_row, clamped, None, DV, BLOCK_DV)
             scores = product(a, oa.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             grads = product(b, ob.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             if KEY_SIDE and not LINEAR:
-                near_peak, near_total, near_delta = load_softmax(
-                    stats, norms, NEAR_SOFTMAX, batch, head, other_row, other_col, other_inside
-                )
-                near_peak, near_total = near_peak[None, :], near_total[None, :]
-                near_delta = near_delta[None, :]
-                if TWO:
-                    far_peak, far_total, far_delta = load_softmax(
-                        stats, norms, FAR_SOFTMAX, batch, head, other_row, other_col, other_inside
-                    )
+                near_peak, near_total = load_pair(norms, NEAR_SOFTMAX, batch, head, clamped_row, clamped, None)
+                near_delta, far_delta = load_pair(norms, SOFTMAXES, batch, head, clamped_row, clamped, None)
+                if TWO:  # the first softmax is the far one
+                    near_delta, far_delta = far_delta[None, :], near_delta[None, :]
+                    far_peak, far_total = load_pair(norms, FAR_SOFTMAX, batch, head, clamped_row, clamped, None)
                     far_peak, far_total = far_peak[None, :], far_total[None, :]
-                    far_delta = far_delta[None, :]
+                else:
+                    near_delta = near_delta[None, :]
+                near_peak, near_total = near_peak[None, :], near_total[None, :]
+                if not (LOG and TABLES):  # whose mask leaves queries outside no weight
+                    near_total = tl.where(other_inside[None, :], near_total, float("inf"))
+                    if TWO:
+                        far_total = tl.where(other_inside[None, :], far_total, float("inf"))
             if FAR and not (TWO or LINEAR):
                 far_peak, far_total, far_delta = near_peak, near_total, near_delta
             # Outside the grid there is no weight: padded queries have none by their total, padded keys need a check.
             taking_part = real[:, None] if KEY_SIDE else other_inside[None, :]
             # A mask is the product of `column` and `line`; `near` and `far` are the gradients of the log masks,
             # `weights` is what multiplies v.
-            other = r if OTHER_ROWS == 1 else other_row[None, None, :]
+            other = (r + tl.arange(0, OTHER_ROWS))[None, None, :, None]
             if NEAR:
-                near_column = spread(
-                    column_decay(beta, octets, H, batch, head, i, other, c, stop, LOG, TABLES), ROWS, COLS, BLOCK_N
-                )
+                near_column = column_decay(beta, octets, H, batch, head, i, other, c, stop, LOG, TABLES)
+                near_column = spread(near_column, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
             if FAR:
-                far_column = spread(
-                    column_decay(beta, octets, H, batch, head, i, other, j, stop, LOG, TABLES), ROWS, COLS, BLOCK_N
-                )
-                along_other = spread(
-                    row_decay(alpha, octets, batch, head, tl.minimum(other, stop - 1), j, c, LOG, TABLES),
-                    ROWS,
-                    COLS,
-                    BLOCK_N,
-                )
+                far_column = column_decay(beta, octets, H, batch, head, i, other, j, stop, LOG, TABLES)
+                far_column = spread(far_column, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
+                along_other = row_decay(alpha, octets, batch, head, tl.minimum(other, stop - 1), j, c, LOG, TABLES)
+                along_other = spread(along_other, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
             if LOG:
-                grad_scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                weights = grad_scores
                 if NEAR:
                     logits = tl.fma(scores, scale, along_row) + near_column
-                    softmax = softmax_again(logits, near_peak, near_total, unit, taking_part, CHECK)
-                    near = unless_certain(softmax, softmax * (grads * SHARE - near_delta))
-                    weights += softmax
-                    grad_scores += near
+                    weights = softmax_again(logits, near_peak, near_total, unit, taking_part, CHECK)
+                    near = unless_certain(weights, weights * (grads * SHARE - near_delta))
+                    grad_scores = near
                 if FAR:
                     logits = tl.fma(scores, scale, along_other) + far_column
                     softmax = softmax_again(logits, far_peak, far_total, unit, taking_part, CHECK)
                     far = unless_certain(softmax, softmax * (grads * SHARE - far_delta))
-                    weights += softmax
-                    grad_scores += far
+                    weights = weights + softmax if NEAR else softmax
+                    grad_scores = near + far if NEAR else far
             else:
                 if not LINEAR:
                     scores = softmax_again(scores, near_peak, near_total, unit, taking_part, CHECK)

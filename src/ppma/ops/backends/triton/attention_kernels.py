@@ -47,8 +47,8 @@ def attention_forward(
     queries = load_tokens(q, batch, head, row, col, inside, D, BLOCK_D)
     if TABLES:
         alpha, beta = tables_of(row_table, column_table, octets, H, batch * heads + head)
-    i = tl.minimum(top + tl.arange(0, ROWS), H - 1)[:, None, None]
-    j = (left + tl.arange(0, COLS))[None, :, None]
+    i = tl.minimum(top + tl.arange(0, ROWS), H - 1)[:, None, None, None]
+    j = (left + tl.arange(0, COLS))[None, :, None, None]
     j = j if TABLES else tl.minimum(j, W - 1)
     unit = LOG2_E if LOG else scale * LOG2_E
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -60,9 +60,11 @@ def attention_forward(
     stop = tl.minimum(start + band, H)
     for chunk in range(0, W, OTHER_COLS):
         key_col = chunk + n % OTHER_COLS
-        c = (key_col if TABLES else tl.minimum(key_col, W - 1))[None, None, :]
+        c = chunk + tl.arange(0, OTHER_COLS)
+        c = (c if TABLES else tl.minimum(c, W - 1))[None, None, None, :]
         if V2H:
-            along_row = spread(row_decay(alpha, octets, batch, head, i, j, c, LOG, TABLES), ROWS, COLS, BLOCK_N)
+            along_row = row_decay(alpha, octets, batch, head, i, j, c, LOG, TABLES)
+            along_row = spread(along_row, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
         for r in range(start, stop, OTHER_ROWS):
             key_row = r + n // OTHER_COLS
             key_inside = (key_row < stop) & (key_col < W)
@@ -75,21 +77,15 @@ def attention_forward(
                 clamped_row, clamped = tl.minimum(key_row, stop - 1), tl.minimum(key_col, W - 1)
                 key = load_tokens(k, batch, head, clamped_row, clamped, None, D, BLOCK_D)
                 value = load_tokens(v, batch, head, clamped_row, clamped, None, DV, BLOCK_DV)
-            other = r if OTHER_ROWS == 1 else key_row[None, None, :]
+            other = (r + tl.arange(0, OTHER_ROWS))[None, None, :, None]
             if V2H:
-                near = spread(
-                    column_decay(beta, octets, H, batch, head, i, other, c, stop, LOG, TABLES), ROWS, COLS, BLOCK_N
-                )
+                near = column_decay(beta, octets, H, batch, head, i, other, c, stop, LOG, TABLES)
+                near = spread(near, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
             if H2V:
-                far = spread(
-                    column_decay(beta, octets, H, batch, head, i, other, j, stop, LOG, TABLES), ROWS, COLS, BLOCK_N
-                )
-                along_other = spread(
-                    row_decay(alpha, octets, batch, head, tl.minimum(other, stop - 1), j, c, LOG, TABLES),
-                    ROWS,
-                    COLS,
-                    BLOCK_N,
-                )
+                far = column_decay(beta, octets, H, batch, head, i, other, j, stop, LOG, TABLES)
+                far = spread(far, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
+                along_other = row_decay(alpha, octets, batch, head, tl.minimum(other, stop - 1), j, c, LOG, TABLES)
+                along_other = spread(along_other, ROWS, COLS, OTHER_ROWS, OTHER_COLS)
             # After the decays, so that the compiler keeps to the layout of the product for what follows.
             scores = product(queries, key.T, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
             if LOG:

@@ -41,9 +41,15 @@ def line_configs(kind: str, dtype: torch.dtype, n: int, channels: int) -> list[C
     warps = tokens // 16 * ((4 if crowded else 2) if single else 2 if wide_gradients else 1)
     wide = kind == "forward" and not single and channels <= 32 and tokens > 16
     pipelined = kind == "forward" and not single
-    default = Config(warps, 2 if pipelined else 1, {"BLOCK_N": 32 if wide else 16})
-    others = [Config(warps, stages, {"BLOCK_N": size}) for size in (16, 32) for stages in (1, 2)]
+    waves = _waves(warps)
+    default = Config(warps, 2 if pipelined else 1, {"BLOCK_N": 32 if wide else 16}, waves)
+    others = [Config(warps, stages, {"BLOCK_N": size}, waves) for size in (16, 32) for stages in (1, 2)]
     return [default, *(config for config in others if config != default)]
+
+
+def _waves(warps: int) -> int:
+    """Sixteen rows for each half of a wave of 64 threads: with more waves they would repeat one another's products."""
+    return max(1, warps // 2)
 
 
 class Tile(NamedTuple):
@@ -97,9 +103,7 @@ def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) 
     elif channels > 64:
         warps *= 2
     most = 32 if kind == "forward" and channels <= 32 and dtype != torch.float32 else 16
-    # Sixteen rows for each half of a wave of 64 threads: with more waves they would repeat one another's products.
-    waves = max(1, warps // 2)
-    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}, waves) for size in (most, 48 - most)]
+    return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}, _waves(warps)) for size in (most, 48 - most)]
 
 
 @cache

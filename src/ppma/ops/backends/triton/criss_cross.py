@@ -44,8 +44,8 @@ NO_GRADIENTS = _Gradients(None, None, None)
 class _Lines:
     """All lines along one grid axis, and the attention maps within them.
 
-    With `kept`, for the backward pass, `apply` leaves the largest logit and the sum of each softmax in `stats`, and
-    `moved` receives the gradients of the potentials, from the queries and from the keys.
+    With `kept`, for the backward pass, `apply` leaves the largest logit and the inverse sum of each softmax in `stats`,
+    and `moved` receives the gradients of the potentials, from the queries and from the keys.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class _Lines:
         second: _Applied = NOT_APPLIED,
         add: _Gradients = NO_GRADIENTS,
         both: bool = False,
+        share: float = 1.0,
     ) -> _Gradients:
         """Gradients of all that went into a map that was applied to one value or to two.
 
@@ -154,6 +155,7 @@ class _Lines:
             second: what it was applied to as well.
             add: gradients from elsewhere, to be added.
             both: also compute the gradient of the second value.
+            share: factor on the gradients of q, k and the first value.
         """
         q, k, value = self.q, self.k, applied.value
         grads = _Gradients(
@@ -182,13 +184,21 @@ class _Lines:
             grad_b=None,
             second_grad_b=None,
             moved=self._plane(self.moved[:1]),
+            share=share,
             KEY_SIDE=False,
         )
-        self._launch_keys("keys", applied, second, delta, add, grads)
+        self._launch_keys("keys", applied, second, delta, add, grads, share)
         return grads
 
     def _launch_keys(
-        self, kind: str, applied: _Applied, second: _Applied, delta: Tensor | None, add: _Gradients, grads: _Gradients
+        self,
+        kind: str,
+        applied: _Applied,
+        second: _Applied,
+        delta: Tensor | None,
+        add: _Gradients,
+        grads: _Gradients,
+        share: float = 1.0,
     ) -> None:
         assert applied.grad is not None
         self._launch(
@@ -210,6 +220,7 @@ class _Lines:
             grad_b=self._tokens(grads.value),
             second_grad_b=self._tokens(grads.second),
             moved=self._plane(self.moved[1:]),
+            share=share,
             KEY_SIDE=True,
         )
 
@@ -262,8 +273,7 @@ def criss_cross_attention_backward(
     paths = options.paths
     check_channels(q, v)
     rows, columns = _rows_and_columns(q, k, log_alpha, log_beta, options, valid, kept=True)
-    share = options.path_weight
-    grad = grad if share == 1.0 else grad * share
+    share = options.path_weight  # of the output, and of all gradients: they are linear in that of the output
     if paths == "2d":
         down = columns.apply(v)
         across, across_down = rows.apply_twice(v, down)
@@ -276,13 +286,16 @@ def criss_cross_attention_backward(
             _Applied(v, down, partial.value),
             _Applied(across, down_across, grad),
             add=_Gradients(partial.q, partial.k, partial.second),
+            share=share,
         )
     else:
         first, second = (columns, rows) if paths == "v2h" else (rows, columns)
         inner = first.apply(v)
         partial = second.backward(_Applied(inner, second.apply(inner), grad))
-        grads = first.backward(_Applied(v, inner, partial.value), add=_Gradients(partial.q, partial.k, None))
+        grads = first.backward(
+            _Applied(v, inner, partial.value), add=_Gradients(partial.q, partial.k, None), share=share
+        )
     assert grads.q is not None
     assert grads.k is not None
     assert grads.value is not None
-    return grads.q, grads.k, grads.value, *gradients(rows.moved, columns.moved, log_alpha.dtype)
+    return grads.q, grads.k, grads.value, *gradients(rows.moved, columns.moved, log_alpha.dtype, share)

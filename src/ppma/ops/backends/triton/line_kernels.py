@@ -13,16 +13,14 @@ from ppma.ops.backends.triton.tiles import (
     end_softmax,
     head_of,
     kernel,
+    load_pair,
     load_plane,
-    load_potential,
-    load_softmax,
     load_tokens,
     log_decay,
+    logits_of,
     online_softmax,
     product,
-    scores_of,
     sign_of,
-    softmax_again,
     store_plane,
     store_tokens,
     unless_certain,
@@ -47,13 +45,14 @@ def line_forward(
 ):  # fmt: skip
     """Out = share * (map @ v + add); second_out = map @ second_v, with the map computed once for both.
 
-    `second_v`, `add` and `stats` may be None, and so may `valid`, 0 at keys that take no part.
+    `stats` receives the peak of each softmax and the inverse of its total. `second_v`, `add` and `stats` may be None,
+    and so may `valid`, 0 at keys that take no part.
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
     queries = load_tokens(q, batch, head, line, position, inside, D, BLOCK_D)
     if potential is not None:
-        own_high, own_low = load_potential(potential, batch, head, line, position, inside)
+        own_high, own_low = load_pair(potential, 0, batch, head, line, position, inside)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     second_acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -65,14 +64,17 @@ def line_forward(
             other_inside = load_plane(valid, 0, batch, head, line, other, other_inside) != 0
         key = load_tokens(k, batch, head, line, other, other_inside, D, BLOCK_D)
         value = load_tokens(v, batch, head, line, other, other_inside, DV, BLOCK_DV)
-        scores = scores_of(queries, key, scale, PRECISION)
-        scores = tl.where(other_inside[None, :], scores, float("-inf"))
         if potential is not None:
-            high, low = load_potential(potential, batch, head, line, other, other_inside)
+            high, low = load_pair(potential, 0, batch, head, line, other, other_inside)
+            if MODE == "logit":  # a choice for each key, instead of one for each score
+                high = tl.where(other_inside, high, float("-inf"))
             log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
-            if MODE == "logit":
-                scores += with_cuts(log_mask)
-        weights, correction, peak, total = online_softmax(scores, peak, total, LOG2_E, valid is not None)
+        if MODE == "logit":
+            logits = logits_of(queries, key, scale, with_cuts(log_mask), PRECISION)
+        else:
+            logits = logits_of(queries, key, scale, 0.0, PRECISION)
+            logits = tl.where(other_inside[None, :], logits, float("-inf"))
+        weights, correction, peak, total = online_softmax(logits, peak, total, LOG2_E, valid is not None)
         if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
         weights = weights.to(value.dtype)
@@ -90,13 +92,22 @@ def line_forward(
         store_tokens(second_out, batch, head, line, position, inside, second_acc / total[:, None], DV, BLOCK_DV)
     if stats is not None:
         store_plane(stats, 0, batch, head, line, position, inside, peak)
-        store_plane(stats, 1, batch, head, line, position, inside, total)
+        store_plane(stats, 1, batch, head, line, position, inside, 1.0 / total)
+
+
+@triton.jit
+def softmax_again(logits, peak, inverse):
+    """The weights of a finished softmax; a single weight is exactly 1.
+
+    Peak and total are kept apart: in their combination, the log-sum-exp, large logits would round the total away.
+    """
+    return tl.exp2((logits - peak) * LOG2_E) * inverse
 
 
 @kernel
 def line_backward(
     fixed_a, other_a, fixed_b, other_b, second_fixed_b, second_other_b, out, second_out, potential, valid, stats, delta,
-    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale,
+    add_a, add_b, grad_a, grad_b, second_grad_b, moved, heads, lines, n, scale, share,
     MODE: tl.constexpr, KEY_SIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +116,8 @@ def line_backward(
     The map was applied to one value or to two (`second_*` is not None); its gradient is the sum over both. The query
     side stores `delta`, the row sums of softmax times its gradient, which the key side reads. On the key side
     `grad_b` (plus `add_b`) and `second_grad_b` are the transposed map times the output gradients; if `grad_a` is None
-    that is all. `moved` receives the gradient of the tile's potentials.
+    that is all. `moved` receives the gradient of the tile's potentials. What is stored in `grad_a` and `grad_b` is
+    multiplied by `share`.
     """
     batch, head, line, position = line_tile(heads, lines, n, BLOCK_M)
     inside = position < n
@@ -118,8 +130,8 @@ def line_backward(
         if second_other_b is not None:
             second_b = load_tokens(second_fixed_b, batch, head, line, position, real, DV, BLOCK_DV)
     if not KEY_SIDE:
-        peak, norm = load_softmax(stats, 0, batch, head, line, position, inside, LOG=False)
-        peak, norm = peak[:, None], norm[:, None]
+        peak = load_plane(stats, 0, batch, head, line, position, inside)[:, None]
+        inverse = load_plane(stats, 1, batch, head, line, position, inside)[:, None]
         outputs = load_tokens(out, batch, head, line, position, inside, DV, BLOCK_DV)
         row_delta = tl.sum(outputs.to(tl.float32) * b.to(tl.float32), 1)
         if second_other_b is not None:
@@ -129,7 +141,7 @@ def line_backward(
         row_delta = row_delta[:, None]
 
     if potential is not None:
-        own_high, own_low = load_potential(potential, batch, head, line, position, inside)
+        own_high, own_low = load_pair(potential, 0, batch, head, line, position, inside)
     acc_a = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     second_acc_b = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -142,17 +154,21 @@ def line_backward(
         oa = load_tokens(other_a, batch, head, line, other, other_inside, D, BLOCK_D)
         ob = load_tokens(other_b, batch, head, line, other, other_inside, DV, BLOCK_DV)
         if KEY_SIDE:
-            peak, norm = load_softmax(stats, 0, batch, head, line, other, other_inside, LOG=False)
-            peak, norm = peak[None, :], norm[None, :]
+            peak = load_plane(stats, 0, batch, head, line, other, other_inside)[None, :]
+            inverse = load_plane(stats, 1, batch, head, line, other, other_inside)[None, :]
             if grad_a is not None:
                 row_delta = load_plane(delta, 0, batch, head, line, other, other_inside)[None, :]
-        scores = scores_of(a, oa, scale, PRECISION)
         if potential is not None:
-            high, low = load_potential(potential, batch, head, line, other, other_inside)
+            high, low = load_pair(potential, 0, batch, head, line, other, other_inside)
             log_mask = log_decay(own_high[:, None], own_low[:, None], high[None, :], low[None, :])
-            if MODE == "logit":
-                scores += with_cuts(log_mask)
-        softmax = softmax_again(scores, peak, norm, real[:, None] & other_inside[None, :], LOG=False)
+        logits = logits_of(a, oa, scale, with_cuts(log_mask) if MODE == "logit" else 0.0, PRECISION)
+        softmax = softmax_again(logits, peak, inverse)
+        # Queries outside have no weight by their inverse total, which is loaded as 0. Keys outside need a check, but
+        # where they are fixed only if they take no part: what belongs to those beyond the line is not stored.
+        if not KEY_SIDE:
+            softmax = tl.where(other_inside[None, :], softmax, 0.0)
+        elif valid is not None:
+            softmax = tl.where(real[:, None], softmax, 0.0)
         weights = softmax
         if potential is not None and MODE == "hadamard":
             weights *= tl.exp2(log_mask)
@@ -177,12 +193,12 @@ def line_backward(
         acc_a *= scale
         if add_a is not None:
             acc_a += load_tokens(add_a, batch, head, line, position, inside, D, BLOCK_D).to(tl.float32)
-        store_tokens(grad_a, batch, head, line, position, inside, acc_a, D, BLOCK_D)
+        store_tokens(grad_a, batch, head, line, position, inside, acc_a * share, D, BLOCK_D)
         if potential is not None:
             store_plane(moved, 0, batch, head, line, position, inside, tl.sum(moved_sum, 1))
     if KEY_SIDE:
         if add_b is not None:
             acc_b += load_tokens(add_b, batch, head, line, position, inside, DV, BLOCK_DV).to(tl.float32)
-        store_tokens(grad_b, batch, head, line, position, inside, acc_b, DV, BLOCK_DV)
+        store_tokens(grad_b, batch, head, line, position, inside, acc_b * share, DV, BLOCK_DV)
     if second_grad_b is not None:
         store_tokens(second_grad_b, batch, head, line, position, inside, second_acc_b, DV, BLOCK_DV)

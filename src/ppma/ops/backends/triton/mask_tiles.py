@@ -7,14 +7,14 @@ OTHER_ROWS by OTHER_COLS. Between a fixed token (i, j) and another (k, l) there 
 
 With A_i[j, l] the decay within row i and g[i, k, l] the decay within column l, the masks are `A_i[j, l] * g[i, k, l]`
 and `g[i, k, j] * A_k[j, l]`. A and g come from tables, or where those would be too large from potentials (both of
-`potentials.py`); A_i does not change while k does. They are loaded as (ROWS, COLS, BLOCK_N), with 1 for an axis on
-which they do not depend, and `spread` to the tile (BLOCK_M, BLOCK_N) of scores.
+`potentials.py`); A_i does not change while k does. They are loaded as (ROWS, COLS, OTHER_ROWS, OTHER_COLS), with 1 for
+an axis on which they do not depend, and `spread` to the tile (BLOCK_M, BLOCK_N) of scores.
 """
 
 import triton
 import triton.language as tl
 
-from ppma.ops.backends.triton.tiles import decay_between, head_of, load_potential
+from ppma.ops.backends.triton.tiles import decay_between, head_of, load_pair
 
 
 @triton.jit
@@ -35,8 +35,8 @@ def row_decay(alpha, octets, batch, head, row, col, other_col, LOG: tl.constexpr
     if TABLES:  # alpha is the first row of the head's table
         return tl.load(alpha + ((row * octets * 8 + col) * octets * 8 + other_col))
     else:
-        high, low = load_potential(alpha, batch, head, row, col, None)
-        other_high, other_low = load_potential(alpha, batch, head, row, other_col, None)
+        high, low = load_pair(alpha, 0, batch, head, row, col, None)
+        other_high, other_low = load_pair(alpha, 0, batch, head, row, other_col, None)
         return decay_between(high, low, other_high, other_low, LOG)
 
 
@@ -55,12 +55,13 @@ def column_decay(beta, octets, H, batch, head, row, other_row, col, stop, LOG: t
         else:
             return tl.load(there)
     else:
-        high, low = load_potential(beta, batch, head, row, col, None)
-        other_high, other_low = load_potential(beta, batch, head, other, col, None)
+        high, low = load_pair(beta, 0, batch, head, row, col, None)
+        other_high, other_low = load_pair(beta, 0, batch, head, other, col, None)
         return decay_between(high, low, other_high, other_low, LOG)
 
 
 @triton.jit
-def spread(x, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Decays that broadcast to (ROWS, COLS, BLOCK_N), as a tile of scores."""
-    return tl.reshape(tl.broadcast_to(x, (ROWS, COLS, BLOCK_N)), (ROWS * COLS, BLOCK_N))
+def spread(x, ROWS: tl.constexpr, COLS: tl.constexpr, OTHER_ROWS: tl.constexpr, OTHER_COLS: tl.constexpr):
+    """Decays that broadcast to (ROWS, COLS, OTHER_ROWS, OTHER_COLS), as a tile of scores."""
+    x = tl.broadcast_to(x, (ROWS, COLS, OTHER_ROWS, OTHER_COLS))
+    return tl.reshape(x, (ROWS * COLS, OTHER_ROWS * OTHER_COLS))

@@ -25,7 +25,7 @@ from ppma.ops.backends.triton.tiles import (
     head_of,
     kernel,
     load_plane,
-    pack_potential,
+    pack_pair,
     plane,
     store_plane,
 )
@@ -75,7 +75,7 @@ def sum_lines(log_decay, potential, batch, head, line, lines, n, NATURAL: tl.con
         high, low = two_parts(tl.cumsum(edges, 1) + before[:, None])
         before += tl.sum(edges, 1)
         inside = (line < lines)[:, None] & (position < n)[None, :]
-        word = pack_potential(high, low)
+        word = pack_pair(high, low)
         store_plane(potential, 0, batch, head, line[:, None], position[None, :], inside, word)
 
 
@@ -151,7 +151,7 @@ def mask_tables(
 
 
 @triton.jit
-def sum_back(parts, gradient, batch, head, line, lines, n, slots, CHUNK: tl.constexpr):
+def sum_back(parts, gradient, batch, head, line, lines, n, slots, share, CHUNK: tl.constexpr):
     """The log-decay of an edge moves the potentials of all tokens behind it: sum the slots, then sum from the end."""
     behind = tl.zeros(line.shape, tl.float64)
     chunks = tl.cdiv(n, CHUNK)
@@ -163,20 +163,20 @@ def sum_back(parts, gradient, batch, head, line, lines, n, slots, CHUNK: tl.cons
             moved += load_plane(parts, slot, batch, head, line[:, None], position[None, :], inside).to(tl.float64)
         total = tl.cumsum(moved, 1, reverse=True) + behind[:, None]
         behind += tl.sum(moved, 1)
-        total = tl.where((position > 0)[None, :], total, 0.0)
+        total = tl.where((position > 0)[None, :], total * share, 0.0)
         store_plane(gradient, 0, batch, head, line[:, None], position[None, :], inside, total)
 
 
 @kernel
 def log_decay_gradients(
-    alpha_parts, beta_parts, grad_alpha, grad_beta, heads, H, W, slots, LINES: tl.constexpr, CHUNK: tl.constexpr
+    alpha_parts, beta_parts, grad_alpha, grad_beta, heads, H, W, slots, share, LINES: tl.constexpr, CHUNK: tl.constexpr
 ):
     """Gradients of the log-decays of LINES rows or columns of one head."""
     batch, head, first = line_tile(heads, H, W, LINES, LINES)
     if first < H:
-        sum_back(alpha_parts, grad_alpha, batch, head, first + tl.arange(0, LINES), H, W, slots, CHUNK)
+        sum_back(alpha_parts, grad_alpha, batch, head, first + tl.arange(0, LINES), H, W, slots, share, CHUNK)
     else:
-        sum_back(beta_parts, grad_beta, batch, head, first - H + tl.arange(0, LINES), W, H, slots, CHUNK)
+        sum_back(beta_parts, grad_beta, batch, head, first - H + tl.arange(0, LINES), W, H, slots, share, CHUNK)
 
 
 def potentials(log_alpha: Tensor, log_beta: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -188,7 +188,7 @@ def potentials(log_alpha: Tensor, log_beta: Tensor, mode: str) -> tuple[Tensor, 
         mode: of the kernel that reads them; "logit" adds logarithms to natural scores, the others multiply by decays.
 
     Returns:
-        Two (1, B, heads, H, W) int64 tensors: two float32 numbers each; see `pack_potential`.
+        Two (1, B, heads, H, W) int64 tensors: two float32 numbers each; see `pack_pair`.
     """
     alpha, beta = torch.empty((2, 1, *log_alpha.shape), dtype=torch.int64, device=log_alpha.device).unbind(0)
     _launch(
@@ -258,13 +258,14 @@ class Slots:
         return plane(self.buffer[start : self._taken])
 
 
-def gradients(alpha_parts: Tensor, beta_parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def gradients(alpha_parts: Tensor, beta_parts: Tensor, dtype: torch.dtype, share: float = 1.0) -> tuple[Tensor, Tensor]:
     """Gradients of the log-decays from what the potentials received.
 
     Args:
         alpha_parts: (slots, B, heads, H, W) float32, contiguous; the slots are summed.
         beta_parts: the same.
         dtype: of the results.
+        share: factor on them.
 
     Returns:
         Two (B, heads, H, W) contiguous, zero for the edges outside the grid.
@@ -279,6 +280,7 @@ def gradients(alpha_parts: Tensor, beta_parts: Tensor, dtype: torch.dtype) -> tu
         grad_alpha=plane(grad_alpha[None]),
         grad_beta=_swapped(grad_beta[None]),
         slots=alpha_parts.shape[0],
+        share=share,
     )
     return grad_alpha, grad_beta
 

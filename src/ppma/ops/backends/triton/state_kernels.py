@@ -19,8 +19,8 @@ import triton.language as tl
 from ppma.ops.backends.triton.tiles import (
     head_of,
     kernel,
+    load_pair,
     load_plane,
-    load_potential,
     load_tokens,
     log_decay,
     product,
@@ -55,10 +55,10 @@ def pass_states(
     batch, head = head_of(index, heads)
     column = j + tl.arange(0, 1)
     here = column < W
-    high, low = load_potential(beta, batch, head, reference, column, here)
+    high, low = load_pair(beta, 0, batch, head, reference, column, here)
     acc = tl.zeros((BLOCK_D, BLOCK_DV), tl.float32)
     if before is not None:
-        last_high, last_low = load_potential(beta, batch, head, last_reference, column, here)
+        last_high, last_low = load_pair(beta, 0, batch, head, last_reference, column, here)
         acc = (
             load_state(before, index, W, j, BLOCK_D, BLOCK_DV)
             * tl.exp2(log_decay(high, low, last_high, last_low))[:, None]
@@ -68,9 +68,9 @@ def pass_states(
             col = chunk + tl.arange(0, BLOCK_N)
             inside = col < W
             for i in range(start, start + rows):
-                own_high, own_low = load_potential(beta, batch, head, i, column, here)
-                corner_high, corner_low = load_potential(alpha, batch, head, i, column, here)
-                row_high, row_low = load_potential(alpha, batch, head, i, col, inside)
+                own_high, own_low = load_pair(beta, 0, batch, head, i, column, here)
+                corner_high, corner_low = load_pair(alpha, 0, batch, head, i, column, here)
+                row_high, row_low = load_pair(alpha, 0, batch, head, i, col, inside)
                 decay = log_decay(own_high, own_low, high, low)
                 decay = tl.exp2(decay + log_decay(corner_high, corner_low, row_high, row_low))
                 left = load_tokens(a, batch, head, i, col, inside, D, BLOCK_D)
@@ -79,7 +79,7 @@ def pass_states(
     else:
         row = start + tl.arange(0, ROWS)
         inside = row < start + rows
-        own_high, own_low = load_potential(beta, batch, head, row, j, inside)
+        own_high, own_low = load_pair(beta, 0, batch, head, row, j, inside)
         decay = tl.exp2(log_decay(own_high, own_low, high, low))
         left = load_tokens(a, batch, head, row, j, inside, D, BLOCK_D)
         right = load_tokens(b, batch, head, row, j, inside, DV, BLOCK_DV)
@@ -114,15 +114,15 @@ def read_near(
     vectors = load_tokens(fixed, batch, head, i, col, inside, D, BLOCK_D)
     if second is not None:
         seconds = load_tokens(second, batch, head, i, col, inside, DV, BLOCK_DV).to(tl.float32)
-    own_high, own_low = load_potential(alpha, batch, head, i, col, inside)
+    own_high, own_low = load_pair(alpha, 0, batch, head, i, col, inside)
     own_alpha = tl.zeros((COLS,), tl.float32)
     acc = load_tokens(out, batch, head, i, col, inside, DV, BLOCK_DV)
     for l in range(W):
         corner = l + tl.arange(0, 1)
         here = corner < W
-        row_high, row_low = load_potential(alpha, batch, head, i, corner, here)
-        column_high, column_low = load_potential(beta, batch, head, i, corner, here)
-        high, low = load_potential(beta, batch, head, reference, corner, here)
+        row_high, row_low = load_pair(alpha, 0, batch, head, i, corner, here)
+        column_high, column_low = load_pair(beta, 0, batch, head, i, corner, here)
+        high, low = load_pair(beta, 0, batch, head, reference, corner, here)
         decay = log_decay(own_high, own_low, row_high, row_low)
         decay = tl.exp2(decay + log_decay(column_high, column_low, high, low))
         read = state_product(
@@ -157,8 +157,8 @@ def read_far(
     row = start + tl.arange(0, ROWS)
     inside = row < start + rows
     column = j + tl.arange(0, 1)
-    own_high, own_low = load_potential(beta, batch, head, row, j, inside)
-    high, low = load_potential(beta, batch, head, reference, column, column < W)
+    own_high, own_low = load_pair(beta, 0, batch, head, row, j, inside)
+    high, low = load_pair(beta, 0, batch, head, reference, column, column < W)
     vectors = load_tokens(fixed, batch, head, row, j, inside, D, BLOCK_D)
     read = state_product(
         vectors, load_state(states, index, W, j, BLOCK_D, BLOCK_DV), tl.zeros((ROWS, BLOCK_DV), tl.float32), PRECISION

@@ -117,18 +117,18 @@ def unbounded_product(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def scores_of(fixed, others, scale, PRECISION: tl.constexpr):
-    """`scale * (fixed @ others^T)`: the one definition for forward and backward kernels.
+def logits_of(fixed, others, scale, log_mask, PRECISION: tl.constexpr):
+    """`scale * (fixed @ others^T) + log_mask`: the one definition for forward and backward kernels.
 
     The backward kernels subtract the largest logit that the forward kernel found, so both need the same bits: where a
     logit is 1e8, one unit in its last place is a factor of e^8. Hence one function, with the channels in one piece, and
-    an explicit `fma` for the scale, which the compiler cannot fuse with what is added to it later. Whether queries or
+    an explicit `fma` for the scale, which the compiler cannot split or fuse in another way. Whether queries or
     keys are fixed makes no difference: in float32 a product is a chain of fused multiply-adds over the channels, and
     matrix units sum exact products of the same channels. (Transposing the tile of a fixed key instead spills hundreds
     of bytes of registers.)
     """
     zeros = tl.zeros((fixed.shape[0], others.shape[0]), tl.float32)
-    return tl.fma(product(fixed, others.T, zeros, PRECISION), scale, 0.0)
+    return tl.fma(product(fixed, others.T, zeros, PRECISION), scale, log_mask)
 
 
 @triton.jit
@@ -203,16 +203,16 @@ def store_plane(field, number, batch, head, row, col, mask, value):
 
 
 @triton.jit
-def pack_potential(high, low):
+def pack_pair(high, low):
     """Two float32 numbers in one word, so that they travel together."""
     word = high.to(tl.int32, bitcast=True).to(tl.int64) << 32
     return word | (low.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
-def load_potential(field, batch, head, row, col, mask):
-    """High and low part of some potentials."""
-    word = load_plane(field, 0, batch, head, row, col, mask)
+def load_pair(field, number, batch, head, row, col, mask):
+    """The two numbers of some tokens in one plane of words."""
+    word = load_plane(field, number, batch, head, row, col, mask)
     return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), word.to(tl.int32).to(tl.float32, bitcast=True)
 
 
@@ -231,7 +231,7 @@ def with_cuts(log_mask):
 
     Such a log mask falls to -1e30 and below; others stay as they are. The steep line needs no register for a choice.
     """
-    return tl.minimum(log_mask, (log_mask - BELOW_CUT) * 1e26)
+    return tl.minimum(log_mask, tl.fma(log_mask, 1e26, -1e26 * BELOW_CUT))
 
 
 @triton.jit
@@ -270,16 +270,6 @@ def end_softmax(peak, total, EMPTY: tl.constexpr):
 
 
 @triton.jit
-def softmax_again(logits, peak, norm, valid, LOG: tl.constexpr):
-    """The weights of a finished softmax, from what `load_softmax` gave; 0 where not valid.
-
-    Peak and total are kept apart: in their combination, the log-sum-exp, large logits would round the total away.
-    """
-    below = (logits - peak) * LOG2_E
-    return tl.where(valid, tl.exp2(below - norm) if LOG else tl.exp2(below) * norm, 0.0)
-
-
-@triton.jit
 def unless_certain(softmax, gradient):
     """The gradient of a logit; 0 where its weight is exactly 1.
 
@@ -287,14 +277,3 @@ def unless_certain(softmax, gradient):
     down takes fewer registers than a choice.)
     """
     return gradient - gradient * tl.floor(softmax)
-
-
-@triton.jit
-def load_softmax(stats, softmax, batch, head, row, col, inside, LOG: tl.constexpr):
-    """Peak of some queries for one softmax, and the inverse of its total or, if LOG, the total's log2.
-
-    Which of the two takes fewer registers depends on the kernel; both make a single weight exactly 1.
-    """
-    peak = load_plane(stats, 2 * softmax, batch, head, row, col, inside)
-    total = tl.where(inside, load_plane(stats, 2 * softmax + 1, batch, head, row, col, inside), 1.0)
-    return peak, tl.log2(total) if LOG else 1.0 / total
