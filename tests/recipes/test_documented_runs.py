@@ -17,6 +17,7 @@ PETS_MASKS = (
 SINGLE = {
     "cifar10_nano": ("cifar10_nano", ("epochs=22", "schedule.epochs=null", "data.test_split=null")),
     "cifar10_nano_32": ("cifar10_nano_32", ()),
+    "cifar10_nano_restart": ("cifar10_nano_32", ("init=runs/cifar10_nano_32/best.safetensors", "epochs=10")),
     "pets_upernet_nano": ("pets_upernet_nano", ()),
 }
 STUDIES = {
