@@ -21,6 +21,9 @@ SINGLE = {
     "pets_upernet_nano": ("pets_upernet_nano", ()),
 }
 STUDIES = {
+    "cifar10_masks": ("cifar10_ablation", ()),
+    "cifar10_starts": ("cifar10_ablation", ()),
+    "cifar10_starts-release": ("cifar10_ablation", ("model_args.formulation=release",)),
     "pets_masks": ("pets_upernet_nano", PETS_MASKS),
     "regions/regions": ("regions", ()),
     "regions/regions-kinds": ("regions", ()),
