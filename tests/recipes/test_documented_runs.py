@@ -21,6 +21,7 @@ SINGLE = {
     "pets_upernet_nano": ("pets_upernet_nano", ()),
 }
 STUDIES = {
+    "pathfinder": ("pathfinder", ()),
     "cifar10_masks": ("cifar10_ablation", ()),
     "cifar10_starts": ("cifar10_ablation", ()),
     "cifar10_starts-release": ("cifar10_ablation", ("model_args.formulation=release",)),
