@@ -42,6 +42,53 @@ def test_regions_labels_follow_walls(split):
         assert labelled.max() < 4
 
 
+@pytest.mark.parametrize(
+    ("split", "side", "curves", "length"), [("train", 20, 6, 30), ("larger", 40, 24, 30), ("scaled", 40, 12, 60)]
+)
+def test_curves_apart(split, side, curves, length):
+    """Each curve is a chain of pixels with two ends, of one colour, and touches no other, not even at a corner."""
+    data = Regions(RegionsDataConfig(shape="curves", seed=3), split)
+    lengths = []
+    for index in range(5):
+        image, labels = data[index]
+        assert image.shape == (5, side, side)
+        ink = image[0].numpy() == 0
+        found = components(ink)
+        assert 2 <= found.max() <= curves
+        for one in range(1, found.max() + 1):
+            curve = found == one
+            lengths.append(curve.sum())
+            around = np.zeros((side + 2, side + 2), bool)
+            for i in range(3):
+                for j in range(3):
+                    around[i : i + side, j : j + side] |= curve
+            assert not (around[1:-1, 1:-1] & ink & ~curve).any()
+            padded = np.pad(curve, 1)
+            neighbours = sum(np.roll(padded, shift, axis) for shift in (1, -1) for axis in (0, 1))[1:-1, 1:-1]
+            assert sorted(neighbours[curve].tolist()) == sorted([1, 1, *[2] * (curve.sum() - 2)]) or curve.sum() == 1
+            dots = (image[1:].sum(0).numpy() == 1) & curve
+            assert dots.sum() == (curve.sum() >= 4)
+            assert len(labels[torch.from_numpy(curve)].unique()) == 1
+    assert length // 2 < np.mean(lengths) <= max(lengths) <= length
+
+
+def test_curves_turns():
+    """A curve that never turns of itself is straight until it meets something."""
+    straight, winding = (
+        Regions(RegionsDataConfig(shape="curves", size=40, regions=2, turns=turns), "val") for turns in (0.0, 0.5)
+    )
+
+    def corners(data):
+        count = 0
+        for index in range(10):
+            ink = np.pad(data[index][0][0].numpy() == 0, 1)
+            vertical, horizontal = (np.roll(ink, 1, axis) | np.roll(ink, -1, axis) for axis in (0, 1))
+            count += (ink & vertical & horizontal).sum()
+        return count
+
+    assert 3 * corners(straight) < corners(winding)
+
+
 def test_regions_deterministic():
     """A function of configuration, split and index; other splits, seeds and indices have other images."""
     config = RegionsDataConfig(size=12, cells=10, regions=3)
@@ -81,6 +128,7 @@ def test_regions_difficulty():
         ({"regions": 40}, "regions: expected at most the 30 cells, got 40"),
         ({"size": 3}, "size: expected a number from 4 to 256, got 3"),
         ({"gaps": 1.5}, "gaps: expected a share from 0 to 1, got 1.5"),
+        ({"turns": -0.1}, "turns: expected a share from 0 to 1, got -0.1"),
         ({"noise": -1.0}, "noise: expected a number from 0 to 100, got -1.0"),
     ],
 )

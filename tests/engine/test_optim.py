@@ -108,6 +108,16 @@ def test_schedule_warmup_prefix(tmp_path, name, shape):
     assert rates[4:] == pytest.approx([0.01 * shape((step - 4) / (steps - 4)) for step in range(4, steps)])
 
 
+@pytest.mark.parametrize("prefix", ["true", "false"])
+def test_schedule_longer_than_run(tmp_path, prefix):
+    """A run that ends before its schedule has the learning rates of the longer run."""
+    shared = ("log_steps=1", "schedule.min_lr=0.001", f"schedule.warmup_prefix={prefix}")
+    run(tmp_path / "long", "epochs=4", *shared)
+    run(tmp_path / "short", "epochs=2", "schedule.epochs=4", *shared)
+    long, short = ([row["lr"] for row in read_rows(tmp_path / name / "metrics.csv")] for name in ("long", "short"))
+    assert short == long[: len(long) // 2]
+
+
 class Dense(nn.Module):
     """A backbone with a head around it, as detectors and segmenters have."""
 

@@ -1,10 +1,13 @@
 """Synthetic images of winding regions: colour every pixel like the dot of its region.
 
 Walls of one pixel divide a grid into regions, and each region has one dot. Which dot belongs to a pixel depends on the
-walls between them, not on their distance. An image is a function of the configuration, the split and its index.
+walls between them, not on their distance. Regions may also be curves of one pixel with walls everywhere else: which dot
+is a pixel connected to? That is Pathfinder's question, asked at every pixel. An image is a function of the
+configuration, the split and its index.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,12 +15,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ppma.config import require
+from ppma.data.curves import draw_curves
 from ppma.data.drawing import colour_of
 from ppma.data.label_maps import IGNORED
 
 SPLITS = ("train", "val", "test", "larger", "scaled")
 _FEWEST = 4  # pixels of a region with a dot
-_LIMITS = {"size": 256, "cells": 4096, "regions": 1024, "colours": 64, "train_images": 10**9, "eval_images": 10**6}
+_LIMITS = {
+    "size": 256,
+    "cells": 4096,
+    "regions": 1024,
+    "colours": 64,
+    "length": 4096,
+    "train_images": 10**9,
+    "eval_images": 10**6,
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +38,11 @@ class RegionsDataConfig:
 
     Attributes:
         size: side of the grid in pixels.
+        shape: "cells", regions grown from Voronoi cells with walls of one pixel between them; or "curves" of one pixel.
         cells: Voronoi cells; more of them make the outlines of the regions more winding.
-        regions: regions that these cells are grown into.
+        regions: regions that these cells are grown into; or the number of curves, as far as there is room.
+        length: pixels of the longest curve.
+        turns: probability that a curve turns at a pixel.
         colours: colours of dots, the classes.
         gaps: share of the wall's pixels that are missing from the image.
         noise: standard deviation of the noise on every channel; walls and dots have the value 1.
@@ -37,8 +52,11 @@ class RegionsDataConfig:
     """
 
     size: int = 20
+    shape: Literal["cells", "curves"] = "cells"
     cells: int = 30
     regions: int = 6
+    length: int = 30
+    turns: float = 0.2
     colours: int = 4
     gaps: float = 0.0
     noise: float = 0.0
@@ -47,12 +65,14 @@ class RegionsDataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"size": 4, "cells": 2, "regions": 2, "colours": 2, "train_images": 1, "eval_images": 4}
+        least = {"size": 4, "cells": 2, "regions": 2, "colours": 2, "length": 4, "train_images": 1, "eval_images": 4}
         for key, low in least.items():
             value = getattr(self, key)
             require(low <= value <= _LIMITS[key], key, f"a number from {low} to {_LIMITS[key]:,}", value)
-        require(self.regions <= self.cells, "regions", f"at most the {self.cells} cells", self.regions)
-        require(0 <= self.gaps <= 1, "gaps", "a share from 0 to 1", self.gaps)
+        fits = self.shape == "curves" or self.regions <= self.cells
+        require(fits, "regions", f"at most the {self.cells} cells", self.regions)
+        for key in ("gaps", "turns"):
+            require(0 <= getattr(self, key) <= 1, key, "a share from 0 to 1", getattr(self, key))
         require(0 <= self.noise <= 100, "noise", "a number from 0 to 100", self.noise)
         require(self.seed >= 0, "seed", "0 or more", self.seed)
 
@@ -70,7 +90,8 @@ class Regions(Dataset):
     Args:
         config: the images.
         split: "train", "val" or "test"; "larger", grids of twice the side with four times the cells and regions; or
-            "scaled", grids of twice the side with cells and regions twice as large.
+            "scaled", grids of twice the side with cells and regions twice as large, or with twice as many curves of
+            twice the length.
 
     Examples:
         >>> from ppma.data.regions import Regions, RegionsDataConfig
@@ -84,8 +105,9 @@ class Regions(Dataset):
         self.config, self.split = config, split
         larger = split in ("larger", "scaled")
         self.size = config.size * (2 if larger else 1)
-        denser = 4 if split == "larger" else 1
-        self.cells, self.regions = config.cells * denser, config.regions * denser
+        longer = 2 if split == "scaled" and config.shape == "curves" else 1
+        denser = 4 if split == "larger" else longer
+        self.cells, self.regions, self.length = config.cells * denser, config.regions * denser, config.length * longer
         self.count = config.train_images if split == "train" else config.eval_images // (4 if larger else 1)
 
     def __len__(self) -> int:
@@ -96,8 +118,12 @@ class Regions(Dataset):
             raise IndexError(index)
         config = self.config
         generator = np.random.default_rng((config.seed, SPLITS.index(self.split), index))
-        regions = _regions(generator, self.size, self.cells, self.regions)
-        wall = _walls(regions)
+        if config.shape == "curves":
+            regions = draw_curves(generator, self.size, self.regions, self.length, config.turns)
+            wall = regions < 0
+        else:
+            regions = _regions(generator, self.size, self.cells, self.regions)
+            wall = _walls(regions)
         image = np.zeros((config.channels, *wall.shape), np.float32)
         labels = np.full(wall.shape, IGNORED, np.int64)
         image[0] = wall & (generator.random(wall.shape) >= config.gaps)

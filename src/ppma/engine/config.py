@@ -65,6 +65,7 @@ class ScheduleConfig:
     Attributes:
         name: "cosine" and "poly" decay to `min_lr`, "multistep" multiplies by `gamma` at each milestone.
         min_lr: final learning rate of "cosine" and "poly".
+        epochs: length of "cosine" and "poly" where it is not the run's, such as a run that ends before `min_lr`.
         warmup_epochs: length of the linear warm-up from `warmup_lr`.
         warmup_steps: length of the warm-up in steps, in place of `warmup_epochs`.
         warmup_lr: initial learning rate of the warm-up.
@@ -78,6 +79,7 @@ class ScheduleConfig:
 
     name: Literal["cosine", "poly", "multistep", "constant"] = "cosine"
     min_lr: float = 0.0
+    epochs: float | None = None
     warmup_epochs: float = 0.0
     warmup_steps: int | None = None
     warmup_lr: float = 0.0
@@ -90,6 +92,7 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         for key in ("min_lr", "warmup_epochs", "warmup_lr", "gamma", "power"):
             require(getattr(self, key) >= 0, key, "a number >= 0", getattr(self, key))
+        require(self.epochs is None or self.epochs > 0, "epochs", "a number > 0", self.epochs)
         require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         require(list(self.milestones) == sorted(self.milestones), "milestones", "ascending epochs", self.milestones)
 

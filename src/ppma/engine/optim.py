@@ -182,7 +182,9 @@ def _step_schedule(config: RunConfig, optimizer: Optimizer, steps: int, steps_pe
         "warmup_prefix": chosen.warmup_prefix,
         "t_in_epochs": False,
     }
-    length = max(1, steps - warmup) if chosen.warmup_prefix else steps
+    length = steps if chosen.epochs is None else max(1, round(chosen.epochs * steps_per_epoch))
+    if chosen.warmup_prefix:
+        length = max(1, length - warmup)
     if chosen.name == "cosine":
         return CosineLRScheduler(optimizer, t_initial=length, lr_min=chosen.min_lr, **common)
     if chosen.name == "poly":

@@ -8,6 +8,7 @@ from short_run import assert_resume_gives_the_same_bits, one_thread, settings
 
 import ppma
 from ppma.data.label_maps import IGNORED
+from ppma.explore.regions import training_data
 from ppma.models.grid import load_grid
 from ppma.tasks.ablation import Ablation
 from ppma.tasks.regions.task import PixelAccuracy
@@ -47,6 +48,15 @@ def test_eval_repeats_training(run, capsys):
         command = ["eval", str(run / "best.safetensors"), "--data", "regions", "--split", split, "--json"]
         assert main([*command, *settings(*SMALL)]) == 0
         assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(summary[f"{split}_accuracy"])
+
+
+def test_pathfinder_trains(tmp_path):
+    """The recipe of curves trains, and its weights remember what they were trained on."""
+    assert main(["train", "pathfinder", "--out", str(tmp_path), *settings(*SMALL)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["test_count"], summary["scaled_count"]) == (4, 1)
+    trained = training_data(ppma.open_checkpoint(tmp_path / "best.safetensors"))
+    assert (trained.shape, trained.length, trained.size) == ("curves", 30, 8)
 
 
 @pytest.mark.parametrize("command", [["predict", "cat.png"], ["export", "x.onnx"]])
