@@ -7,7 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from ppma.ops.backends.native import library
 from ppma.testing import outputs_and_gradients
+
+
+@pytest.fixture(params=library.available() or ["none"])
+def isa(request, monkeypatch):
+    """Each instruction set that this CPU has, in turn."""
+    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
+    return request.param
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,6 @@ CHANNELS = [(1, 1), (7, 19), (19, 7), (16, 32)]
 LARGE_GRIDS = [(17, 23), (2, 203), (120, 2)]
 
 
-@pytest.fixture(params=library.available() or ["none"])
-def isa(request, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
-    return request.param
-
-
 @pytest.fixture
 def threads():
     """Sets the number of threads and puts it back."""

@@ -24,12 +24,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=library.available() or ["none"])
-def isa(request, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
-    return request.param
-
-
 def make(batch, height, width, inputs, outputs, stride=1):
     generator = torch.Generator().manual_seed(height + width)
     out = (batch, -(-height // stride), -(-width // stride), outputs)
@@ -117,6 +111,12 @@ def test_second_derivatives():
     (plain,) = torch.autograd.grad(layer(x).square().sum(), layer.weight, create_graph=True)
     (expected,) = torch.autograd.grad(plain.square().sum(), x)
     torch.testing.assert_close(second, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+def test_half_precision_stays_pytorchs():
+    layer, x = Conv3x3(3, 4).bfloat16(), torch.randn(1, 14, 14, 3, dtype=torch.bfloat16)
+    plain = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), layer.weight, layer.bias, padding=1)
+    assert torch.equal(layer(x), plain.permute(0, 2, 3, 1))
 
 
 def test_kernels_are_excluded():

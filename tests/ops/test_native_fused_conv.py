@@ -5,7 +5,6 @@ import torch
 
 from ppma.ops import fused_conv as module
 from ppma.ops.backends.contract import BackendUnavailableError
-from ppma.ops.backends.native import library
 from ppma.ops.fused_conv import fused_conv
 
 pytestmark = pytest.mark.native
@@ -19,12 +18,6 @@ SHAPES = [
     (1, 30, 33, 5, 24),
     (1, 61, 120, 36, 16),
 ]
-
-
-@pytest.fixture(params=library.available() or ["none"])
-def isa(request, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
-    return request.param
 
 
 def make(batch, height, width, inputs, outputs):

@@ -5,19 +5,12 @@ import torch
 
 from ppma.layers.fused import FusedLinear
 from ppma.ops.backends.contract import BackendUnavailableError
-from ppma.ops.backends.native import library
 from ppma.ops.fused_linear import fused_linear
 
 pytestmark = pytest.mark.native
 
 # Rows, inputs, outputs: no whole tile or vector, several blocks of rows, several parts of the inputs.
 SHAPES = [(1, 1, 1), (5, 7, 3), (49, 64, 200), (98, 33, 65), (200, 800, 24), (13, 1000, 17)]
-
-
-@pytest.fixture(params=library.available() or ["none"])
-def isa(request, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
-    return request.param
 
 
 def make(rows, inputs, outputs, dtype=torch.float32):

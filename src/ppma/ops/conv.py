@@ -1,5 +1,6 @@
 """A 3x3 convolution of channel-last tensors whose gradient has a kernel."""
 
+import torch
 from torch import Tensor
 
 from ppma.ops import backends
@@ -28,4 +29,6 @@ def conv3x3(
         tensor([[4., 4.],
                 [4., 4.]])
     """
-    return backends.compose(backend, "conv3x3", x, weight, bias, stride)
+    # Half precision stays PyTorch's: the dispatcher would widen it for a kernel that only gradients have.
+    chosen = backend if x.dtype == torch.float32 else "torch"
+    return backends.compose(chosen, "conv3x3", x, weight, bias, stride)
