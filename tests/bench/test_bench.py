@@ -8,11 +8,13 @@ import pytest
 import timm
 import torch
 
+from ppma import ops
 from ppma.bench import against, floor, models
 from ppma.bench.report import Report, environment
 from ppma.measure import costs, memory
 from ppma.measure.timing import Timings, interleave
 from ppma.ops import backends
+from ppma.ops.backends.native import library
 from ppma.ops.fused_linear import products
 
 
@@ -61,6 +63,22 @@ def test_peak_allocation(monkeypatch):
         measured = memory.peak("test_bench:allocate", 256, warm=warm)
         needed = 2 * (256 << 19)  # the temporary and the result
         assert 0.99 * needed < measured < 1.15 * needed  # a first call also touches code and thread stacks
+
+
+def attend(height, width):
+    """For the memory test: a kernel whose scratch memory is many times its inputs and its result."""
+    q = torch.ones(1, 1, height, width, 8)
+    decays = torch.zeros(1, 1, height, width)
+    return lambda: ops.criss_cross_attention(q, q, q, decays, decays, backend="native")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.skipif(library.isa() is None, reason="the native library was not built")
+def test_peak_counts_kept_scratch(monkeypatch):
+    """The second call needs no less memory because the first has left its scratch memory behind."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    result, map_of_a_row = 4 * 64 * 1024 * 8, 4 * 1024 * 1024
+    assert memory.peak("test_bench:attend", 64, 1024, warm=True) >= result + map_of_a_row
 
 
 def test_exponent_power_law():

@@ -22,7 +22,7 @@ INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
 
 # Of csrc/library.cpp: a library of another version would read other structures.
-ABI = 5
+ABI = 6
 
 _forked = False
 
@@ -175,3 +175,15 @@ class Kernel:
         function.argtypes = self.argument_types
         self._functions[library] = function
         return function
+
+
+_scratch_bytes = Kernel("ppma_scratch_bytes", ctypes.c_void_p)
+
+
+def scratch_bytes() -> int:
+    """The memory that the kernels keep between calls, in bytes; 0 without the library."""
+    if unsupported_reason():
+        return 0
+    count = ctypes.c_int64()
+    _scratch_bytes(ctypes.addressof(count))
+    return count.value

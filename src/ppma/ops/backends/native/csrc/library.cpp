@@ -1,4 +1,4 @@
-// The version and threads of the library, and its exponentials for the tests of their error bounds.
+// The version, threads and memory of the library, and its exponentials for the tests of their error bounds.
 #include "parallel.h"
 #include "simd.h"
 #include "view.h"
@@ -27,12 +27,18 @@ PPMA_EXPORT int ppma_exp2(const float* x, float* y, int64_t count) {
 }
 
 // Changes with every structure and function signature: library.py refuses another.
-PPMA_EXPORT int ppma_abi() { return 5; }
+PPMA_EXPORT int ppma_abi() { return 6; }
 
 // The number of threads that a parallel region really gets.
 PPMA_EXPORT int ppma_team_size(int threads, int32_t* size) {
   parallel_region(threads, [&](Team team) {
     if (team.rank == 0) *size = team.size;
   });
+  return 0;
+}
+
+// The scratch memory that the threads keep between calls.
+PPMA_EXPORT int ppma_scratch_bytes(int64_t* bytes) {
+  *bytes = Scratch::bytes();
   return 0;
 }

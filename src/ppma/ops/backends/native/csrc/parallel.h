@@ -79,7 +79,10 @@ class Scratch {
     if (slot<Slot>().count_ > kKeptFloats) slot<Slot>().release();
   }
 
-  ~Scratch() { std::free(data_); }
+  // What all threads keep at the moment.
+  static int64_t bytes() { return bytes_; }
+
+  ~Scratch() { release(); }
 
  private:
   static constexpr size_t kKeptFloats = size_t{1} << 24;
@@ -96,16 +99,19 @@ class Scratch {
       size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
       data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
       count_ = data_ ? count : 0;
+      bytes_ += count_ * sizeof(float);
     }
     return data_;
   }
 
   void release() {
+    bytes_ -= count_ * sizeof(float);
     std::free(data_);
     data_ = nullptr;
     count_ = 0;
   }
 
+  static inline std::atomic<int64_t> bytes_{0};
   float* data_ = nullptr;
   size_t count_ = 0;
 };
