@@ -34,13 +34,14 @@ test-oldest:
 	cd tests/oldest && PPMA_OLDEST=1 ../../$(OLDEST)/bin/python -m pytest test_oldest.py
 
 # Kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer. Leak detection is off: Python itself leaks at exit.
-# libstdc++ is preloaded because the sanitizer needs its exception functions.
+# libstdc++ is preloaded because the sanitizer needs its exception functions. Without expensive optimisations GCC fuses no
+# multiply-adds, and the error bounds for AVX2 do not hold.
 SANITIZED := build/sanitize/lib/ppma/ops/backends/native
 PRELOADED = $$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)
 KERNEL_TESTS := $(wildcard tests/ops/test_native_*.py) tests/ops/test_empty.py tests/ops/test_default_dtype.py \
 	tests/ops/test_large_logits.py tests/ops/test_padding.py tests/layers/test_fused.py
 sanitize: $(INSTALLED)
-	PPMA_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	PPMA_NATIVE_FLAGS="-O1 -fexpensive-optimizations -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 		$(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize/lib --build-temp build/sanitize
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 PPMA_NATIVE_DIR="$(CURDIR)/$(SANITIZED)" \
 		$(BIN)/python -m pytest -n 2 $(KERNEL_TESTS)
@@ -50,7 +51,7 @@ sanitize: $(INSTALLED)
 # memory or need OpenMP are left out.
 RACES := build/sanitize-threads/lib/ppma/ops/backends/native
 sanitize-threads: $(INSTALLED)
-	PPMA_NATIVE_FLAGS="-O1 -g -fsanitize=thread -DPPMA_OWN_THREADS" \
+	PPMA_NATIVE_FLAGS="-O1 -fexpensive-optimizations -g -fsanitize=thread -DPPMA_OWN_THREADS" \
 		$(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize-threads/lib --build-temp build/sanitize-threads
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
 		OMP_NUM_THREADS=3 PPMA_NATIVE_DIR="$(CURDIR)/$(RACES)" \
