@@ -10,6 +10,7 @@ import torch
 
 from ppma import ops
 from ppma.bench import against, floor, models
+from ppma.bench import ops as operators
 from ppma.bench.report import Report, environment
 from ppma.measure import costs, memory
 from ppma.measure.timing import Timings, interleave
@@ -79,6 +80,14 @@ def test_peak_counts_kept_scratch(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     result, map_of_a_row = 4 * 64 * 1024 * 8, 4 * 1024 * 1024
     assert memory.peak("test_bench:attend", 64, 1024, warm=True) >= result + map_of_a_row
+
+
+def test_convolution_gradients_flop(monkeypatch):
+    """GFLOP/s times seconds are the multiplications and additions of the weight's gradient."""
+    monkeypatch.setattr(operators, "CONVOLUTIONS", [(16, 3, 4, 2)])
+    ((_, _, *seconds, native, torchs),) = operators.convolution_report(rounds=1).rows
+    for milliseconds, speed in zip(seconds, (native, torchs), strict=True):
+        assert speed * milliseconds * 1e6 == pytest.approx(2 * 8 * 8 * 8 * (3 * 3 * 3) * 4)
 
 
 def test_exponent_power_law():

@@ -1,4 +1,4 @@
-"""Operators at the shapes of PPMA-T/S/B: native and PyTorch backends, and attention without a mask."""
+"""Operators at the shapes of PPMA-T/S/B: native and PyTorch backends, attention without a mask, copies."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ import ppma
 from ppma.bench.report import Report
 from ppma.bench.unmasked import lines_without_mask, without_mask
 from ppma.measure.timing import interleave
+from ppma.ops.conv import conv3x3
+from ppma.ops.options import BackendName
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ CRISS_CROSS = [
 ]
 FULL = [Shape("T stage 3", 8, 8, 14, 32), Shape("T/S/B stage 4", 8, 16, 7, 32), Shape("128x128 tokens", 1, 1, 128, 32)]
 LINEAR = [Shape("stage 1", 8, 4, 56, 16), Shape("128x128 tokens", 1, 4, 128, 32)]
+# Side of the input, channels, stride: stem and downsampling of PPMA-T at 224 x 224.
+CONVOLUTIONS = [(112, 32, 32, 1), (112, 32, 64, 2), (56, 64, 64, 1), (56, 64, 128, 2), (28, 128, 256, 2)]
 
 
 def _forward(function: Callable[..., Tensor], tensors: list[Tensor]) -> Callable[[], object]:
@@ -161,6 +165,37 @@ def scan_report(rounds: int) -> Report:
     return report
 
 
+def _weight_gradient(backend: BackendName, side: int, inputs: int, outputs: int, stride: int) -> Callable[[], object]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, side, side, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, 3, 3, generator=generator).requires_grad_()
+    bias = torch.zeros(outputs, requires_grad=True)
+    out = conv3x3(x, weight, bias, stride=stride, backend=backend)
+    grad = torch.randn(out.shape, generator=generator)
+    return lambda: torch.autograd.grad(out, (weight, bias), grad, retain_graph=True)
+
+
+def convolution_report(rounds: int) -> Report:
+    """The gradients of weight and bias of the convolutions in stem and downsampling."""
+    report = Report(
+        "conv3x3, gradients of weight and bias, batch 8",
+        ["convolution", "native / torch", "native ms", "torch ms", "native GFLOP/s", "torch GFLOP/s"],
+    )
+    for side, inputs, outputs, stride in CONVOLUTIONS:
+        name = f"{side}x{side}, {inputs} to {outputs}, stride {stride}"
+        runs = {
+            "native": _weight_gradient("native", side, inputs, outputs, stride),
+            "torch": _weight_gradient("torch", side, inputs, outputs, stride),
+        }
+        timings = interleave(runs, rounds=rounds, label=f"conv3x3 {name}")
+        gflop = 2e-9 * 8 * (side // stride) ** 2 * outputs * inputs * 9
+        seconds = [timings.median(backend) for backend in runs]
+        report.rows.append(
+            [name, timings.speed("native", "torch"), *(1e3 * s for s in seconds), *(gflop / s for s in seconds)]
+        )
+    return report
+
+
 def reference_report() -> Report:
     """Compare the native backend with the float64 reference on a small grid."""
     shape = Shape("small", 1, 1, 10, 16)
@@ -189,4 +224,5 @@ def suite(*, rounds: int = 9) -> Iterator[Report]:
             yield attention_report(f"{function.__name__}, {combine}", function, shapes, plain, rounds, combine=combine)
     yield attention_report("linear_attention", ppma.linear_attention, LINEAR, None, rounds)
     yield scan_report(rounds)
+    yield convolution_report(rounds)
     yield reference_report()
