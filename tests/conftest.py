@@ -5,6 +5,12 @@ import os
 import pytest
 from hypothesis import settings
 
+# Workers of pytest-xdist share the cores, and a team of threads that does not get its cores spins. Set before torch is
+# imported; processes that a test starts inherit it.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if _WORKERS > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
+
 # The same examples on every run: a failure that a change did not cause helps nobody who waits for its result.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
