@@ -21,6 +21,8 @@ SINGLE = {
     "pets_upernet_nano": ("pets_upernet_nano", ()),
 }
 STUDIES = {
+    "digits_starts": ("digits_ablation", ()),
+    "digits_starts-release": ("digits_ablation", ("model_args.formulation=release",)),
     "pathfinder": ("pathfinder", ()),
     "cifar10_masks": ("cifar10_ablation", ()),
     "cifar10_starts": ("cifar10_ablation", ()),
