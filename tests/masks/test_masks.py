@@ -35,8 +35,8 @@ def test_rows_and_columns_blocks_of_dense(name, grid):
 
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
-@pytest.mark.parametrize("name", ["none", "rmt", "v2h", "2d", "shared"])
-def test_polyline_mask_against_general_form(name, combine):
+@pytest.mark.parametrize("name", masks.KINDS)
+def test_mask_against_general_form(name, combine):
     grid = (4, 5)
     mask = build(name, grid)
     q, k, v = torch.randn(3, 3, 2, *grid, 4, dtype=torch.float64)
@@ -50,9 +50,10 @@ def test_polyline_mask_against_general_form(name, combine):
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])
 @pytest.mark.parametrize("method", ["attention", "criss_cross"])
-def test_valid_against_general_form(method, combine):
+@pytest.mark.parametrize("name", ["2d", "hilbert"])
+def test_valid_against_general_form(name, method, combine):
     """Rows without valid keys, and NaN at invalid ones."""
-    mask, (q, k, v) = build("2d", (4, 5)), torch.randn(3, 3, 2, 4, 5, 4, dtype=torch.float64)
+    mask, (q, k, v) = build(name, (4, 5)), torch.randn(3, 3, 2, 4, 5, 4, dtype=torch.float64)
     valid = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0)) < 0.5
     valid[1], valid[2, 2] = False, False
     k = k.masked_fill(~valid[:, None, ..., None], torch.nan)
@@ -63,17 +64,35 @@ def test_valid_against_general_form(method, combine):
 
 
 @pytest.mark.parametrize("name", ["cross", "hilbert"])
-def test_scan_mask_gradients(name):
+def test_scan_criss_cross_gradients(name):
     grid = (3, 4)
     generator = torch.Generator().manual_seed(0)
-    log_alpha, log_beta = (random_log_decay(2, *grid, generator=generator).requires_grad_() for _ in range(2))
+    log_decays = [random_log_decay(2, *grid, generator=generator).requires_grad_() for _ in range(2)]
     q, k, v = torch.randn(3, 2, *grid, 4)
-    mask = masks.KINDS[name].build(log_alpha, log_beta)
+    mask = masks.KINDS[name].build(*log_decays)
     for combine in ("hadamard", "logit"):
-        (mask.attention(q, k, v, combine=combine) + mask.criss_cross(q, k, v, combine=combine)).sum().backward()
-    assert torch.isfinite(log_alpha.grad).all()
-    assert torch.isfinite(log_beta.grad).all()
-    assert (log_alpha.grad != 0).any()
+        mask.criss_cross(q, k, v, combine=combine).sum().backward()
+    for log_decay in log_decays:
+        assert torch.isfinite(log_decay.grad).all()
+        assert (log_decay.grad != 0).any()
+
+
+@pytest.mark.parametrize("combine", ["hadamard", "logit"])
+@pytest.mark.parametrize("method", ["attention", "decomposed"])
+@pytest.mark.parametrize("name", ["cross", "hilbert"])
+def test_scan_gradients_against_general_form(name, method, combine):
+    """With decays of 0 and 1 along the scans."""
+    generator = torch.Generator().manual_seed(0)
+    grid, dtype = (3, 4), torch.float64
+    log_decays = [random_log_decay(2, *grid, generator=generator, dtype=dtype).requires_grad_() for _ in range(2)]
+    tensors = [torch.rand(2, *grid, 4, dtype=dtype, generator=generator).requires_grad_() for _ in range(3)]
+    upstream = torch.randn(2, *grid, 4, dtype=dtype, generator=generator)
+    gradients = []
+    for owner in (masks.ScanMask, masks.StructuredMask):
+        out = getattr(owner, method)(masks.KINDS[name].build(*log_decays), *tensors, combine=combine)
+        gradients.append(torch.autograd.grad(out, [*tensors, *log_decays], upstream))
+    assert all((gradient != 0).any() for gradient in gradients[0])
+    torch.testing.assert_close(*gradients)
 
 
 def test_none_all_ones():

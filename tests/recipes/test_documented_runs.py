@@ -13,6 +13,7 @@ PETS_MASKS = (
     "data.test_split=null", "data.short_side=64", "augment.crop=64", "epochs=2", "eval_epochs=2",
     "schedule.warmup_steps=40", "ema.decay=0.98",
 )  # fmt: skip
+PETS_LONG = ("data.test_split=null", "data.short_side=64", "augment.crop=64", "epochs=6", "eval_epochs=6")
 # The first run was stopped after 12 of its 22 epochs; the recipe ends there.
 SINGLE = {
     "cifar10_nano": ("cifar10_nano", ("epochs=22", "schedule.epochs=null", "data.test_split=null")),
@@ -21,11 +22,14 @@ SINGLE = {
     "pets_upernet_nano": ("pets_upernet_nano", ()),
 }
 STUDIES = {
+    "digits_starts": ("digits_ablation", ()),
+    "digits_starts-release": ("digits_ablation", ("model_args.formulation=release",)),
     "pathfinder": ("pathfinder", ()),
     "cifar10_masks": ("cifar10_ablation", ()),
     "cifar10_starts": ("cifar10_ablation", ()),
     "cifar10_starts-release": ("cifar10_ablation", ("model_args.formulation=release",)),
     "pets_masks": ("pets_upernet_nano", PETS_MASKS),
+    "pets_masks-long": ("pets_upernet_nano", PETS_LONG),
     "regions/regions": ("regions", ()),
     "regions/regions-kinds": ("regions", ()),
     "regions/regions-release": ("regions", ("model_args.formulation=release",)),

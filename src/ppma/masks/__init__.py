@@ -2,7 +2,7 @@
 
 A mask on an H x W grid has one or two paths. Each path gives its logarithm within rows, within columns and between all
 tokens, so that every attention can use every mask. The polyline masks run on the operators of `ppma.ops` and never
-build these blocks; the scan masks use the general, dense form.
+build these blocks; the scan masks do so too, but for criss-cross attention, which takes the general form.
 
 | name | paths | learned decays |
 | --- | --- | --- |

@@ -63,7 +63,7 @@ class StructuredMask(ABC):
         flat_q, flat_k, flat_v = (tensor.flatten(-3, -2) for tensor in (q, k, v))
         keys = None if valid is None else valid.flatten(-2)[..., None, :]
         maps = _masked_softmax(flat_q, flat_k, self.dense(), combine, scale, keys)
-        return (_merge(maps, combine) @ flat_v).unflatten(-2, v.shape[-3:-1])
+        return (merge(maps, combine) @ flat_v).unflatten(-2, v.shape[-3:-1])
 
     def criss_cross(
         self,
@@ -89,7 +89,7 @@ class StructuredMask(ABC):
             row @ _swap(column @ _swap(v)) if path == "v2h" else _swap(column @ _swap(row @ v))
             for path, row, column in zip(self.paths, rows, columns, strict=True)
         ]
-        return _merge(outs, combine)
+        return merge(outs, combine)
 
     def decomposed(
         self, s1: Tensor, s2: Tensor, v: Tensor, *, combine: Combine = "hadamard", backend: BackendName = "auto"
@@ -112,7 +112,7 @@ class StructuredMask(ABC):
         maps = [(flat_s1 @ flat_s2.mT) * path.exp().to(s1.dtype) for path in self.dense()]
         if combine == "logit":
             maps = [divide(weights, weights.sum(-1, keepdim=True)) for weights in maps]
-        return _merge([weights @ flat_v for weights in maps], combine).unflatten(-2, v.shape[-3:-1])
+        return merge([weights @ flat_v for weights in maps], combine).unflatten(-2, v.shape[-3:-1])
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
@@ -125,7 +125,8 @@ def _swap(x: Tensor) -> Tensor:
     return x.transpose(-3, -2)
 
 
-def _merge(outs: list[Tensor], combine: Combine) -> Tensor:
+def merge(outs: list[Tensor], combine: Combine) -> Tensor:
+    """The results of the paths in one: summed ("hadamard") or averaged ("logit")."""
     total = torch.stack(outs)
     return total.sum(0) if combine == "hadamard" else total.mean(0)
 

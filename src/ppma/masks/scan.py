@@ -1,18 +1,25 @@
 """Masks along one-dimensional scans of the grid."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ppma.masks import curves
-from ppma.masks.base import StructuredMask
+from ppma.masks.base import StructuredMask, merge
+from ppma.masks.polyline import PolylineMask, v2h
 from ppma.ops import checks
 from ppma.ops.decay_matrix import log_differences, potentials
+from ppma.ops.options import COMBINES, Combine
 
 
 class ScanMask(StructuredMask):
     """A mask from 1D scans: the decay between two tokens is the product along the scan between them.
+
+    In its visiting order, a scan is a grid of one row with the V2H mask. Attention over all pairs runs there, on the
+    polyline operators, once for each scan; criss-cross attention, whose lines are not those of the scan, uses the
+    blocks of the log mask.
 
     Args:
         log_decays: one (..., H, W) tensor for each scan, <= 0; the entry of a token belongs to the step that reaches
@@ -49,6 +56,27 @@ class ScanMask(StructuredMask):
             differences = log_differences(potential, cuts, ranks)
             blocks.append(differences.to(log_decay.dtype))
         return torch.stack(blocks)
+
+    def _scanned(self, attention: Callable[..., Tensor], tensors: tuple[Tensor, ...], **options: Any) -> list[Tensor]:
+        """Attention along each scan, of (..., H, W, d) tensors: one result for each, (..., H, W, dv)."""
+        valid = options.pop("valid", None)
+        outs = []
+        for log_decay, order in zip(self.log_decays, self.orders, strict=True):
+            visit = torch.tensor(order, device=log_decay.device)
+            line = log_decay.flatten(-2)[..., None, visit]
+            keys = {} if valid is None else {"valid": valid.flatten(-2)[..., None, visit]}
+            scanned = (tensor.flatten(-3, -2)[..., None, visit, :] for tensor in tensors)
+            out = attention(v2h(line, line), *scanned, **keys, **options).squeeze(-3)
+            outs.append(out[..., visit.argsort(), :].unflatten(-2, self.grid))
+        return outs
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, combine: Combine = "hadamard", **options: Any) -> Tensor:
+        checks.one_of("combine", combine, COMBINES)
+        return merge(self._scanned(PolylineMask.attention, (q, k, v), combine=combine, **options), combine)
+
+    def decomposed(self, s1: Tensor, s2: Tensor, v: Tensor, *, combine: Combine = "hadamard", **options: Any) -> Tensor:
+        checks.one_of("combine", combine, COMBINES)
+        return merge(self._scanned(PolylineMask.decomposed, (s1, s2, v), combine=combine, **options), combine)
 
     def rows(self) -> Tensor:
         return self._blocks(lambda t: t)
