@@ -55,7 +55,7 @@ def dice_loss(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> 
     pixels = _count(labels, classes)
     labelled = labels != IGNORED
     probabilities = scores.float().softmax(1).masked_fill(~labelled[:, None], 0)
-    target = labels.where(labelled, 0)  # their probability is 0 too
+    target = labels.where(labelled, 0)  # ignored pixels add their 0 to the first class
     own = probabilities.gather(1, target[:, None]).flatten()
     shared = own.new_zeros(classes).index_add(0, target.flatten(), own)
     dice = 2 * shared / (probabilities.sum((0, 2, 3)) + pixels).clamp(min=torch.finfo(own.dtype).tiny)
