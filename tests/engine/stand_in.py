@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from ppma import config as configs
@@ -157,6 +158,23 @@ def run(out: Path, *assignments: str, resume: str = "none", read_steps: int = 1,
     return trainer
 
 
+READS = {"item", "tolist", "cpu", "numpy", "nonzero", "equal", "__bool__", "__float__", "__int__", "__index__"}
+UPLOADS = {"tensor", "as_tensor", "new_tensor"}  # a GPU would have to take these before the host went on
+
+
+class Waits(TorchFunctionMode):
+    """Records the calls that would make the host wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ in READS | UPLOADS:
+            self.seen.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -171,7 +189,18 @@ def main(command: list[str]) -> None:
     parser.add_argument("--kill-in-save", type=int)
     parser.add_argument("--read-steps", type=int, default=1)
     parser.add_argument("--slow", action="store_true", help="a step takes a while, so that a signal meets it")
+    parser.add_argument("--print-waits", action="store_true", help="what a step reads, a line for each")
     arguments = parser.parse_args(command)
+    if arguments.print_waits:
+        step = Trainer._step
+
+        def watched(self, batches, request):
+            batch = [next(batches) for _ in range(self.config.accumulate)]  # the loader reads on the CPU
+            with Waits() as waits:
+                step(self, iter(batch), request)
+            print(f"step {self.step}: {' '.join(waits.seen)}", flush=True)
+
+        Trainer._step = watched
     if arguments.kill_at_step is not None or arguments.slow:
         learn = StandIn.loss
 

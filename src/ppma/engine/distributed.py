@@ -134,7 +134,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         wide = x if x.dtype == torch.float64 else x.float()
-        entries = wide.new_tensor([wide.numel() / wide.shape[1]])
+        entries = wide.new_full((1,), wide.numel() / wide.shape[1])
         total = _SumOverProcesses.apply(torch.cat((wide.sum((0, 2, 3)), entries)))
         mean, count = total[:-1] / total[-1], total[-1]
         centred = wide - mean[:, None, None]

@@ -29,10 +29,13 @@ def make_optimizer(config: RunConfig, model: nn.Module, backbone: str = "") -> O
         backbone: name of the backbone's submodule, for `layer_decay` and `backbone_lr_scale`.
     """
     chosen = config.optimizer
-    on_cpu = all(parameter.is_cpu for parameter in model.parameters())
+    devices = {parameter.device.type for parameter in model.parameters()}
+    on_cpu = devices == {"cpu"}
     adam: dict[str, Any] = {"eps": chosen.eps, "betas": chosen.betas} if "adam" in chosen.name.lower() else {}
-    if chosen.name in ("adam", "adamw") and on_cpu:
-        adam["fused"] = True  # one kernel for all parameters; on a GPU PyTorch has a fast default
+    if chosen.name in ("adam", "adamw") and devices in ({"cpu"}, {"cuda"}):
+        # One kernel for all parameters. On a GPU it also skips steps whose scaled gradients overflow, which the host
+        # would otherwise read in every step.
+        adam["fused"] = True
     scales: dict[str, float] = {}
     if chosen.layer_decay is not None or chosen.backbone_lr_scale != 1:
         scales = _lr_scales(model, backbone, chosen)

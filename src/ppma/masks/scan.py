@@ -46,7 +46,7 @@ class ScanMask(StructuredMask):
         """Log differences within the groups of tokens that `arrange` puts along the last axis of a (..., H, W)."""
         blocks = []
         for log_decay, order in zip(self.log_decays, self.orders, strict=True):
-            visit = torch.tensor(order, device=log_decay.device)
+            visit = torch.tensor(order).to(log_decay.device, non_blocking=True)
             rank = torch.empty_like(visit)
             rank[visit] = torch.arange(len(order), device=visit.device)
             potential, cuts = potentials(log_decay.flatten(-2)[..., visit])

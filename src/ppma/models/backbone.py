@@ -220,7 +220,8 @@ class PolylineBackbone(nn.Module, ModelHubMixin):
     def get_extra_state(self) -> Tensor:
         """The configuration as bytes: weights carry it, so that a model that computes another function refuses them."""
         device = next(self.parameters()).device
-        return encode_config(self.config).to(device)
+        # An optimizer step with a moving average reads the state of both models, and must not wait for the device.
+        return encode_config(self.config).to(device, non_blocking=True)
 
     def set_extra_state(self, state: Any) -> None:
         """Compare with this model's configuration; weights of a different model are a CheckpointError."""

@@ -6,9 +6,10 @@ import torch
 pytest.importorskip("triton")
 
 from ppma.bench.gpu import cases
-from ppma.bench.gpu.assembly import _innermost, _multiply_adds, has_scores, loop_cost
-from ppma.bench.gpu.targets import compile_for, resources
+from ppma.bench.gpu.assembly import LoopCost, _innermost, _multiply_adds, has_scores, loop_cost
+from ppma.bench.gpu.targets import Resources, compile_for, resources
 from ppma.ops.backends.triton.launch import recording
+from ppma_cli import main
 
 # Instructions a score of kernels with the exponentials of a mask in the loop (14 x 14, d = 32, bfloat16).
 BEFORE = {"queries": 45.1, "keys": 58.1}  # sm_80
@@ -64,6 +65,16 @@ def test_occupancy_registers_and_threads():
     warps = 65_536 // (-(-taken.registers // 8) * 8 * 32)
     assert taken.threads == 64
     assert taken.occupancy("sm_80") == (warps - warps % 2) / 64
+
+
+@pytest.mark.parametrize(("spilled", "shown"), [(0, "160, 19%, 18.9 (1.12)"), (8, "160, 8 spilled, 19%, 18.9 (1.12)")])
+def test_kernels_report_cells(spilled, shown, monkeypatch, capsys):
+    """Registers, occupancy, instructions a score, special functions; spilled bytes make the command fail."""
+    taken = Resources(registers=160, shared=0, spilled=spilled, threads=64)
+    row = cases.Row("polyline_attention", "attention_forward", {"sm_80": taken}, {"sm_80": LoopCost(18.94, 1.12)})
+    monkeypatch.setattr(cases, "rows", lambda *_: [row])
+    assert main(["kernels", "--report", "--targets", "sm_80"]) == (1 if spilled else 0)
+    assert f"| polyline_attention | attention_forward | {shown} |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_every_target(operator, target, d, dtype):
     assert_compiles_within_limits(operator, target, d, dtype)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["polyline_attention", "criss_cross_attention"])
+def test_widest_heads(operator):
+    """128 channels on the GPU with the least shared memory."""
+    assert_compiles_within_limits(operator, "sm_89", 128, torch.bfloat16)
+
+
 @pytest.mark.parametrize(("allowed", "instruction"), [(True, "HMMA.1688.F32.TF32"), (False, "FFMA")])
 def test_tf32_as_pytorch_allows(allowed, instruction):
     """Products of float32 run on the matrix units only where PyTorch's do."""

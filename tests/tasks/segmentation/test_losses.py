@@ -73,6 +73,16 @@ def test_losses_of_recipe(scenes, batch, loss):
     torch.testing.assert_close(task._loss(scores, batch[1]), expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"balance": 0.4}, {"mean": "all"}, {"gamma": 2.0}], ids=str)
+def test_losses_read_nothing(options):
+    """The host does not wait for a GPU: on the meta device, a value that is read is an error."""
+    with torch.device("meta"):
+        scores, labels = torch.empty(2, 3, 4, 5, requires_grad=True), torch.empty(2, 4, 5, dtype=torch.int64)
+        weights = torch.empty(3)
+        (pixel_loss(scores, labels, weights=weights, **options) + dice_loss(scores, labels, weights)).backward()
+    assert scores.grad.shape == scores.shape
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

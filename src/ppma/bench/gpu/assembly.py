@@ -5,13 +5,10 @@ Instructions are those of a thread: a warp of 32 that takes 320 instructions for
 """
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from triton import knobs
-
+from ppma.bench.gpu.targets import cuobjdump
 from ppma.ops.backends.triton.launch import Launch
 
 
@@ -100,11 +97,7 @@ def _innermost(loops: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _sass(cubin: bytes) -> tuple[list[str], list[tuple[int, int]]]:
     """Names of all instructions, and the loops: first and last instruction of each."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-sass", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = cuobjdump(cubin, "-sass")
     names: list[str] = []
     loops = []
     places: dict[int, int] = {}

@@ -6,10 +6,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from triton import knobs
+from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -107,12 +108,13 @@ class Resources:
 @contextlib.contextmanager
 def active(target: GPUTarget) -> Iterator[None]:
     """Triton compiles for a GPU that need not be there."""
-    before = driver._active
+    name = "_active" if hasattr(driver, "_active") else "active"  # of Triton 3.3
+    before = getattr(driver, name)
     driver.set_active(_Driver(target))
     try:
         yield
     finally:
-        driver._active = before
+        setattr(driver, name, before)
 
 
 def compile_for(launch: Launch, target: str) -> Any:
@@ -137,12 +139,17 @@ def resources(compiled: Any) -> Resources:
     return Resources(registers, shared, memory, threads)
 
 
-def _cuda_resources(cubin: bytes, shared: int, threads: int) -> Resources:
+def cuobjdump(cubin: bytes, option: str) -> str:
+    """What the tool that comes with Triton prints about a compiled kernel."""
+    tool = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def _cuda_resources(cubin: bytes, shared: int, threads: int) -> Resources:
+    usage = cuobjdump(cubin, "--dump-resource-usage")
     # Our kernels have no arrays, so a stack frame is spilled registers.
     registers, stack = (int(_find(rf"{name}:(\d+)", usage)) for name in ("REG", "STACK"))
     return Resources(registers, shared, stack, threads)

@@ -119,7 +119,9 @@ def resolve(name: str, operator: str, device: torch.device, dtype: torch.dtype, 
             logger.debug("auto chose %s to run %s for %s on %s", candidate, operator, dtype, device)
             return cast(Backend, _load(candidate))
         # Without its kernels a device is slow, and looks like a success.
-        if device.type == "cuda" and reason != _EXCLUDED:
+        if device.type == "cuda" and reason == _load(candidate):
+            _warn_missing(candidate, reason)
+        elif device.type == "cuda" and reason != _EXCLUDED:
             _warn_once(f"{operator} runs without the {candidate} backend for {dtype} on {device}: {reason}")
         elif candidate == "native" and reason == _missing_kernels():
             _warn_once(f"ppma runs in plain PyTorch on the CPU, which is slower: {reason}; `ppma doctor` says more")
@@ -230,8 +232,17 @@ def _kernels(name: str, operator: str, *arguments: Any) -> Backend | None:
     dtype = torch.float32 if _widens(name, operator, x) else x.dtype
     if name == "auto" or not hasattr(_load(chosen), operator):
         reason = _unsupported_reason(chosen, operator, x.device, dtype)
-        return None if reason is not None else cast(Backend, _load(chosen))
+        if reason is None:
+            return cast(Backend, _load(chosen))
+        if x.device.type == "cuda" and reason == _load(chosen):
+            _warn_missing(chosen, reason)
+        return None
     return resolve(chosen, operator, x.device, dtype)
+
+
+def _warn_missing(name: str, reason: str) -> None:
+    """Once for all operators, dtypes and devices: none of them has this backend."""
+    _warn_once(f"ppma runs without the {name} backend on the GPU, which is slower: {reason}")
 
 
 @functools.cache

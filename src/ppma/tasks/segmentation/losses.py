@@ -54,15 +54,23 @@ def dice_loss(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> 
     classes = scores.shape[1]
     pixels = _count(labels, classes)
     labelled = labels != IGNORED
-    probabilities = scores.float().softmax(1).movedim(1, -1)[labelled]  # (pixels, classes)
-    target = labels[labelled]
-    own = probabilities.gather(1, target[:, None])[:, 0]
-    shared = own.new_zeros(classes).index_add(0, target, own)
-    dice = 2 * shared / (probabilities.sum(0) + pixels).clamp(min=torch.finfo(own.dtype).tiny)
+    probabilities = scores.float().softmax(1).masked_fill(~labelled[:, None], 0)
+    target = labels.where(labelled, 0)  # ignored pixels add their 0 to the first class
+    own = probabilities.gather(1, target[:, None]).flatten()
+    shared = own.new_zeros(classes).index_add(0, target.flatten(), own)
+    dice = 2 * shared / (probabilities.sum((0, 2, 3)) + pixels).clamp(min=torch.finfo(own.dtype).tiny)
     weight = (pixels > 0).to(own) if weights is None else (pixels > 0) * weights.to(own)
     return (weight * (1 - dice)).sum() / weight.sum().clamp(min=torch.finfo(own.dtype).tiny)  # 0 without labels
 
 
 def _count(labels: Tensor, classes: int) -> Tensor:
-    """Pixels of each class, (classes,)."""
-    return torch.bincount(labels.where(labels != IGNORED, classes).flatten(), minlength=classes + 1)[:classes]
+    """Pixels of each class, (classes,).
+
+    Counted in each row of pixels, then added: `bincount` reads the largest label, so on a GPU the host would wait for
+    it, and one counter for all pixels of a class would be contended.
+    """
+    rows = labels.where(labels != IGNORED, classes).flatten(0, -2)  # (rows, W)
+    places = rows + (classes + 1) * torch.arange(len(rows), device=rows.device)[:, None]
+    counts = rows.new_zeros(len(rows) * (classes + 1))
+    counts.scatter_add_(0, places.flatten(), torch.ones_like(places).flatten())
+    return counts.view(len(rows), -1).sum(0)[:classes]

@@ -80,6 +80,8 @@ class Segmentation(Task[SegmentationConfig]):
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         config, terms = self.config, []
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(scores.device)  # once: the copy waits for a GPU
         if config.loss != "dice":
             gamma = config.focal_gamma if config.loss == "focal" else 0.0
             options: dict[str, Any] = {"weights": self.class_weights, "gamma": gamma}

@@ -7,6 +7,7 @@ import torch
 from triton_cases import ROUNDINGS, attention_inputs
 
 import ppma
+from ppma.ops.backends.triton import potentials
 from ppma.testing import assert_accurate
 
 FUNCTIONS = [ppma.polyline_attention, ppma.criss_cross_attention]
@@ -45,6 +46,23 @@ def test_padding(function, combine):
 def test_padding_every_combination(function, combine, paths, dtype):
     inputs, valid = padded_inputs((4, 5), 1, dtype=dtype, heads=2)
     assert_padding_accurate(function, inputs, valid, combine=combine, paths=paths)
+
+
+@pytest.mark.parametrize(
+    ("function", "longest_table"),
+    [(ppma.polyline_attention, 64), (ppma.polyline_attention, 0), (ppma.criss_cross_attention, 64)],
+)
+@pytest.mark.parametrize("paths", ["v2h", "h2v"])
+def test_padding_behind_cut(function, paths, longest_table, monkeypatch):
+    """The first token takes no part, and all valid keys lie behind a decay of 0."""
+    monkeypatch.setattr(potentials, "LONGEST_TABLE", longest_table)
+    inputs, valid = padded_inputs((3, 3), 1)
+    valid[:] = True
+    valid[:, 0, 0] = False
+    for decay in inputs[3:]:
+        decay[:] = -torch.inf
+    assert_padding_accurate(function, inputs, valid, combine="logit", paths=paths)
+    assert not function(*inputs, combine="logit", paths=paths, valid=valid, backend="triton")[:, :, 0, 0].any()
 
 
 @pytest.mark.parametrize("combine", ["hadamard", "logit"])

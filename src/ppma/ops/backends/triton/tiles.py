@@ -262,9 +262,13 @@ def online_softmax(logits, peak, total, unit, EMPTY: tl.constexpr):
 
 @triton.jit
 def end_softmax(peak, total, EMPTY: tl.constexpr):
-    """Peak and total of a finished softmax, those of an empty row such that its weights stay 0."""
+    """Peak and total of a finished softmax, those of an empty row such that its weights are 0.
+
+    A row is empty if every key takes no part or lies behind a cut, where log masks are -1e30 and less.
+    """
     if EMPTY:
-        return tl.where(total == 0, 0.0, peak), tl.where(total == 0, 1.0, total)
+        empty = peak < -1e29
+        return tl.where(empty, 0.0, peak), tl.where(empty, float("inf"), total)
     else:
         return peak, total
 
