@@ -1,5 +1,7 @@
 """The implementation of a fused linear layer, chosen by measurement."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -58,11 +60,17 @@ def test_fastest(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(choice.time, "perf_counter", lambda: now[0])
 
-    def taking(seconds):
+    def taking(*seconds):
+        """A candidate that takes this long in its calls, in turn; the first call is not measured."""
+        calls = itertools.cycle(seconds)
+
         def run():
-            now[0] += seconds
+            now[0] += next(calls)
 
         return run
 
     assert fastest({"a": taking(2.0), "b": taking(1.0)}) == "b"
     assert fastest({"a": taking(1.02), "b": taking(1.0)}) == "a"  # within the margin
+    assert fastest({"a": taking(1.02), "b": taking(1.0)}, margin=1.0) == "b"
+    assert fastest({"a": taking(2.0), "b": taking(1.0), "c": taking(0.5)}) == "c"
+    assert fastest({"a": taking(2.0), "b": taking(1.0, 1.0, 1.0, 2.0)}) == "a"  # not in every round

@@ -73,7 +73,7 @@ class Products(TorchDispatchMode):
     def _fastest(self, shape: tuple[int, ...], candidates: Mapping[str, Callable[[], Tensor]]) -> Callable[[], Tensor]:
         if shape not in self.chosen:
             with torch.no_grad(), _disable_current_modes():
-                self.chosen[shape] = fastest(candidates)
+                self.chosen[shape] = fastest(candidates, margin=1.0)
         return candidates[self.chosen[shape]]
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], *rest: Any) -> None:
