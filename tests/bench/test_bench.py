@@ -111,7 +111,7 @@ def test_floor_records_products():
 
 
 def test_floor_fastest_product(monkeypatch):
-    monkeypatch.setattr(floor, "fastest", lambda candidates: list(candidates)[-1])
+    monkeypatch.setattr(floor, "fastest", lambda candidates, margin: list(candidates)[-1])
     recorded = floor.record(timm.create_model("ppma_nano").eval(), torch.randn(1, 3, 32, 32))
     linear = {name for shape, name in recorded.chosen.items() if len(shape) == 3}
     assert linear == {"packed"}
