@@ -100,7 +100,7 @@ def attention_configs(kind: str, dtype: torch.dtype, tile: Tile, channels: int) 
     warps = tile.rows * tile.cols // 16
     if dtype == torch.float32:  # products run outside the matrix units and take more registers
         warps *= 2 if channels <= 32 else 4 if channels <= 64 else 8
-    elif channels > 64 or (kind == "keys" and channels == 64 and tile == Tile(8, 8)):  # one warp spills on sm_89
+    elif channels > 64 or (kind == "keys" and channels == 64 and tile == Tile(8, 8)):  # else sm_89 spills
         warps *= 2
     most = 32 if kind == "forward" and channels <= 32 and dtype != torch.float32 else 16
     return [Config(warps, 1, {"OTHER_ROWS": max(1, size // tile.cols)}, _waves(warps)) for size in (most, 48 - most)]
