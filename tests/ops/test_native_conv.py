@@ -119,6 +119,12 @@ def test_half_precision_stays_pytorchs():
     assert torch.equal(layer(x), plain.permute(0, 2, 3, 1))
 
 
+def test_named_backend_is_not_replaced():
+    x, weight = (torch.randn(shape, dtype=torch.float64) for shape in ((1, 14, 14, 3), (4, 3, 3, 3)))
+    with pytest.raises(backends.BackendUnavailableError, match="float64"):
+        conv3x3(x, weight, None, backend="native")
+
+
 def test_kernels_are_excluded():
     layer = Conv3x3(2, 3)
     x = torch.randn(1, 14, 14, 2)

@@ -30,5 +30,6 @@ def conv3x3(
                 [4., 4.]])
     """
     # Half precision stays PyTorch's: the dispatcher would widen it for a kernel that only gradients have.
-    chosen = backend if x.dtype == torch.float32 else "torch"
-    return backends.compose(chosen, "conv3x3", x, weight, bias, stride)
+    if backend == "auto" and x.dtype in (torch.float16, torch.bfloat16):
+        backend = "torch"
+    return backends.compose(backend, "conv3x3", x, weight, bias, stride)
