@@ -66,7 +66,6 @@ PPMA_EXPORT int ppma_packed_conv(const PackedConvParams* given) {
   const PackedConvParams& params = *given;
   const Geometry geometry(params);
   const int64_t panels = panels_of(params.outputs), inputs = 9 * params.inputs, step = params.stride * params.inputs;
-  const int64_t tiles = (geometry.out_width + kTileRows - 1) / kTileRows;
   std::atomic<bool> failed{false};
   parallel_for(params.batch * geometry.bands() * geometry.groups, params.threads, [&](int64_t task) {
     int64_t group = task % geometry.groups, rest = task / geometry.groups;
@@ -84,21 +83,18 @@ PPMA_EXPORT int ppma_packed_conv(const PackedConvParams* given) {
       for (int64_t y = begin; y < end; ++y) {
         const float* row = copied + (y - begin) * params.stride * geometry.row_floats;
         float* out = params.out + ((image * geometry.out_height + y) * geometry.out_width) * params.outputs + column;
-        for (int64_t t = 0; t < tiles; ++t) {
-          int64_t j = geometry.out_width * t / tiles, count = geometry.out_width * (t + 1) / tiles - j;
-          Tile tile{};
-          tile.x = row + j * step;
-          tile.x_stride = step;
-          tile.segments = 3;
-          tile.segment_stride = geometry.row_floats;
-          tile.depth = 3 * params.inputs;
-          tile.weights = params.packed + column * inputs;
-          tile.bias = params.bias + column;
-          tile.out = out + j * params.outputs;
-          tile.out_stride = params.outputs;
-          tile.gelu = params.gelu;
-          run_tile(tile, count, params.outputs - column);
-        }
+        PanelProduct product{};
+        product.x = row;
+        product.x_stride = step;
+        product.segments = 3;
+        product.segment_stride = geometry.row_floats;
+        product.depth = 3 * params.inputs;
+        product.weights = params.packed + column * inputs;
+        product.bias = params.bias + column;
+        product.out = out;
+        product.out_stride = params.outputs;
+        product.gelu = params.gelu;
+        run_panel(product, geometry.out_width, params.outputs - column);
       }
     }
   });

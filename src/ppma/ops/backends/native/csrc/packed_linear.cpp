@@ -16,30 +16,47 @@ using namespace ppma;
 
 namespace {
 
-constexpr int64_t kBlockRows = 96;
+constexpr int64_t kBlockTiles = 16;
 constexpr int64_t kPartInputs = 384;  // of a panel at a time
 
-// Rotates columns [column, column + count) of a row, whole vectors. A vector may hold several heads or a part of one: head_dim
-// is a divisor or a multiple of kLanes.
-void rotate(const PackedLinearParams& params, int64_t row, int64_t token, int64_t column, int64_t count) {
-  const int64_t pairs = params.head_dim / 2;
-  const float *cosine = params.cosine + token * pairs, *sine = params.sine + token * pairs;
-  float* out = params.out + row * params.out_stride + column;
+// Rotates columns [column, column + kPanel) of rows [row, row + rows), or as many of these columns as are rotated. They are
+// whole vectors, each of which may hold several heads or a part of one: head_dim is a divisor or a multiple of kLanes.
+void rotate(const PackedLinearParams& params, int64_t row, int64_t rows, int64_t column) {
+  const int64_t pairs = params.head_dim / 2, count = std::min(kPanel, params.rotated - column);
   const IntVec odd = (lane_index() & 1) != 0, swap = lane_index() ^ 1, pair_of = lane_index() / 2;
-  int64_t at = column % params.head_dim / 2;
-  for (int64_t c = 0; c < count; c += kLanes) {
-    // One number for each pair of channels.
-    auto table = [&](const float* from) {
-      if (pairs >= kLanes / 2) return shuffle(load_part(from + at, kLanes / 2), pair_of);
-      Vec repeated;
-      for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[at + lane / 2 % pairs];
-      return repeated;
-    };
-    Vec x = load(out + c), sines = table(sine);
-    store(out + c, x * table(cosine) + shuffle(x, swap) * select(odd, sines, -sines));
-    at += kLanes / 2;
-    if (at >= pairs) at = 0;
+  int64_t at[kPanelVectors] = {};  // the first pair of each vector
+  for (int v = 0; v < kPanelVectors; ++v) at[v] = (column + v * kLanes) % params.head_dim / 2;
+  // One number of a table for each pair of channels.
+  auto table = [&](const float* from) {
+    if (pairs >= kLanes / 2) return shuffle(load_part(from, kLanes / 2), pair_of);
+    Vec repeated;
+    for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[lane / 2 % pairs];
+    return repeated;
+  };
+  float* out = params.out + row * params.out_stride + column;
+  for (int64_t r = 0, token = row % params.tokens; r < rows; ++r, out += params.out_stride) {
+    for (int v = 0; v * kLanes < count; ++v) {
+      Vec x = load(out + v * kLanes), sines = table(params.sine + token * pairs + at[v]);
+      Vec cosines = table(params.cosine + token * pairs + at[v]);
+      store(out + v * kLanes, x * cosines + shuffle(x, swap) * select(odd, sines, -sines));
+    }
+    if (++token == params.tokens) token = 0;
   }
+}
+
+// The sum of `first` and of value(c) for the vectors at c in [0, whole).
+template <class Value>
+inline float sum_row(Vec first, int64_t whole, Value value) {
+  Vec second{}, third{}, fourth{};
+  int64_t c = 0;
+  for (; c + 4 * kLanes <= whole; c += 4 * kLanes) {
+    first += value(c);
+    second += value(c + kLanes);
+    third += value(c + 2 * kLanes);
+    fourth += value(c + 3 * kLanes);
+  }
+  for (; c < whole; c += kLanes) first += value(c);
+  return sum((first + second) + (third + fourth));
 }
 
 // (x - mean) / sqrt(variance + eps) of each row.
@@ -48,22 +65,16 @@ void normalise(const PackedLinearParams& params, int64_t row, int64_t count, flo
   int rest = static_cast<int>(inputs - whole);
   for (int64_t r = 0; r < count; ++r, to += inputs) {
     const float* from = params.x + (row + r) * params.x_stride;
-    Vec total[2] = {};
-    for (int64_t c = 0; c < whole; c += kLanes) total[c / kLanes % 2] += load(from + c);
-    if (rest) total[0] += load_part(from + whole, rest);
-    float mean = sum(total[0] + total[1]) / inputs;
-    Vec squares[2] = {};
-    for (int64_t c = 0; c < whole; c += kLanes) {
+    Vec tail = rest ? load_part(from + whole, rest) : Vec{};
+    float mean = sum_row(tail, whole, [&](int64_t c) { return load(from + c); }) / inputs;
+    tail = select(lane_index() < rest, tail - mean, Vec{});
+    float squares = sum_row(tail * tail, whole, [&](int64_t c) {
       Vec x = load(from + c) - mean;
-      squares[c / kLanes % 2] += x * x;
-    }
-    if (rest) {
-      Vec x = select(lane_index() < rest, load_part(from + whole, rest) - mean, Vec{});
-      squares[0] += x * x;
-    }
-    float scale = 1.0f / std::sqrt(sum(squares[0] + squares[1]) / inputs + params.norm_eps);
+      return x * x;
+    });
+    float scale = 1.0f / std::sqrt(squares / inputs + params.norm_eps);
     for (int64_t c = 0; c < whole; c += kLanes) store(to + c, (load(from + c) - mean) * scale);
-    for (int64_t c = whole; c < inputs; ++c) to[c] = (from[c] - mean) * scale;
+    if (rest) store_part(to + whole, tail * scale, rest);
   }
 }
 
@@ -87,7 +98,10 @@ PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t i
 
 PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
   const PackedLinearParams& params = *given;
-  int64_t blocks = (params.rows + kBlockRows - 1) / kBlockRows, panels = panels_of(params.outputs);
+  // Blocks are whole tiles, as many for each thread where there is more than one for each.
+  int64_t tiles = (params.rows + kTileRows - 1) / kTileRows, blocks = (tiles + kBlockTiles - 1) / kBlockTiles;
+  if (blocks > params.threads) blocks = (blocks + params.threads - 1) / params.threads * params.threads;
+  int64_t panels = panels_of(params.outputs);
   int64_t parts = std::max<int64_t>(1, (params.inputs + kPartInputs - 1) / kPartInputs);
   // With few rows the panels are divided too; each group normalises the rows for itself.
   int64_t groups = std::clamp<int64_t>(4 * params.threads / std::max<int64_t>(blocks, 1), 1, panels);
@@ -96,7 +110,8 @@ PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
   std::atomic<bool> failed{false};
   parallel_for(blocks * groups, params.threads, [&](int64_t task) {
     int64_t block = task / groups, group = task % groups;
-    int64_t first = params.rows * block / blocks, rows = params.rows * (block + 1) / blocks - first;
+    int64_t first = tiles * block / blocks * kTileRows;
+    int64_t rows = std::min(params.rows, tiles * (block + 1) / blocks * kTileRows) - first;
     const float* x = params.x + first * params.x_stride;
     int64_t stride = params.x_stride;
     if (norm) {
@@ -108,32 +123,28 @@ PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
       normalise(params, first, rows, normed);
       x = normed, stride = params.inputs;
     }
-    int64_t tiles = (rows + kTileRows - 1) / kTileRows;
     for (int64_t part = 0; part < parts; ++part) {
       int64_t begin = params.inputs * part / parts, end = params.inputs * (part + 1) / parts;
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         int64_t column = panel * kPanel;
-        for (int64_t t = 0; t < tiles; ++t) {
-          int64_t row = rows * t / tiles, count = rows * (t + 1) / tiles - row, at = first + row;
-          Tile tile{};
-          tile.x = x + row * stride + begin;
-          tile.x_stride = stride;
-          tile.segments = 1;
-          tile.depth = end - begin;
-          tile.weights = params.packed + column * params.inputs + begin * kPanel;
-          tile.bias = params.bias ? params.bias + column : nullptr;
-          tile.residual = params.residual ? params.residual + at * params.residual_stride + column : nullptr;
-          tile.residual_stride = params.residual_stride;
-          tile.out = params.out + at * params.out_stride + column;
-          tile.out_stride = params.out_stride;
-          tile.resume = part > 0;
-          run_tile(tile, count, params.outputs - column);
-          if (end == params.inputs && column < params.rotated)
-            for (int64_t r = at, token = at % params.tokens; r < at + count; ++r) {
-              rotate(params, r, token, column, std::min(kPanel, params.rotated - column));
-              if (++token == params.tokens) token = 0;
-            }
+        PanelProduct product{};
+        product.x = x + begin;
+        product.x_stride = stride;
+        product.segments = 1;
+        product.depth = end - begin;
+        product.weights = params.packed + column * params.inputs + begin * kPanel;
+        product.out = params.out + first * params.out_stride + column;
+        product.out_stride = params.out_stride;
+        if (part > 0) {
+          product.start = product.out;
+          product.start_stride = params.out_stride;
+        } else {
+          product.bias = params.bias ? params.bias + column : nullptr;
+          product.start = params.residual ? params.residual + first * params.residual_stride + column : nullptr;
+          product.start_stride = params.residual_stride;
         }
+        run_panel(product, rows, params.outputs - column);
+        if (end == params.inputs && column < params.rotated) rotate(params, first, rows, column);
       }
     }
   });

@@ -1,7 +1,7 @@
-// The tile that all packed products consist of: a few rows of the left factor times one panel of packed weights.
+// The product that all packed ones consist of: rows of the left factor times one panel of packed weights.
 //
-// Weights are packed as [panel][input][kPanel outputs]. The sums of a tile stay in registers, each over the inputs in
-// ascending order.
+// Weights are packed as [panel][input][kPanel outputs]. A few rows at a time, a tile, have their sums in registers, each
+// over the inputs in ascending order.
 #pragma once
 
 #include "simd.h"
@@ -18,22 +18,21 @@ constexpr int kTileRows = 6;  // 12 sums in 16 registers
 
 inline int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
-// One tile. Null pointers leave their part out.
-struct Tile {
+// Rows and a panel. Null pointers leave their part out.
+struct PanelProduct {
   const float* x;                             // the first row
   int64_t x_stride;                           // from row to row
   int64_t segments, segment_stride, depth;    // a row is `segments` runs of `depth` inputs, segment_stride apart
-  const float* weights;                       // of the panel, from the tile's first input on
-  const float* bias;                          // of the tile's outputs
-  const float* residual;                      // may be `out` itself
-  int64_t residual_stride;
+  const float* weights;                       // of the panel, from the first of these inputs on
+  const float* bias;                          // of the panel's outputs
+  const float* start;                         // what the sums start from besides the bias; may be `out` itself
+  int64_t start_stride;
   float* out;
   int64_t out_stride;
-  bool resume;  // the sums go on from what `out` holds: no bias, no residual
   bool gelu;
 };
 
-// Runs a tile of `rows` (at most kTileRows) rows, of whose panel the first `outputs` exist.
-void run_tile(const Tile& tile, int64_t rows, int64_t outputs);
+// Runs the product for `rows` rows; of the panel the first `outputs` exist.
+void run_panel(const PanelProduct& product, int64_t rows, int64_t outputs);
 
 }  // namespace ppma
