@@ -5,11 +5,13 @@ import torch
 
 from ppma.ops import fused_conv as module
 from ppma.ops.backends.contract import BackendUnavailableError
+from ppma.ops.backends.native.fused_conv import uses_winograd
 from ppma.ops.fused_conv import fused_conv
 
 pytestmark = pytest.mark.native
 
-# Batch, height, width, inputs, outputs: single pixels and rows, no whole tile or vector, several panels and bands.
+# Batch, height, width, inputs, outputs: single pixels and rows, no whole tile or vector, several panels and bands. With 16
+# channels and more, those of stride 1 run by Winograd's algorithm.
 SHAPES = [
     (1, 1, 1, 1, 1),
     (2, 1, 9, 3, 5),
@@ -17,6 +19,9 @@ SHAPES = [
     (2, 7, 7, 19, 40),
     (1, 30, 33, 5, 24),
     (1, 61, 120, 36, 16),
+    (1, 1, 1, 16, 16),
+    (2, 5, 1, 17, 16),
+    (1, 2, 150, 16, 33),
 ]
 
 
@@ -30,13 +35,32 @@ def exact(x, weight, bias, **options):
     return fused_conv(x.double(), weight.double(), bias.double(), **options, backend="torch")
 
 
+def winograd_magnitudes(x, weight, bias):
+    """What Winograd's algorithm sums, with all signs positive: A^T [(G g G^T) * (B^T d B)] A."""
+    spread = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], dtype=torch.float64)  # |B^T|
+    of_weight = torch.tensor([[2, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 2]], dtype=torch.float64) / 2  # |G|
+    gather = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.float64)  # |A^T|
+    height, width = x.shape[1:3]
+    right, below = 1 + width % 2, 1 + height % 2
+    padded = torch.nn.functional.pad(x.double().abs(), (0, 0, 1, right, 1, below))
+    tiles = padded.unfold(1, 4, 2).unfold(2, 4, 2)  # batch, rows, columns, inputs, 4, 4
+    inputs = torch.einsum("ay,btsiyx,cx->btsiac", spread, tiles, spread)
+    weights = torch.einsum("ay,oiyx,cx->oiac", of_weight, weight.double().abs(), of_weight)
+    sums = torch.einsum("btsiac,oiac->btsoac", inputs, weights)
+    outputs = torch.einsum("pa,btsoac,qc->btpsqo", gather, sums, gather).flatten(1, 2).flatten(2, 3)
+    return outputs[:, :height, :width] + bias.double().abs()
+
+
 def bound(x, weight, bias, stride, gelu):
     """A sum of 9 C terms is off by at most as many roundings of the sum of their magnitudes.
 
+    Winograd's algorithm sums C products of two numbers that had three roundings together, and has five more behind them.
     GELU has slopes below 1.13 and an error of its own of 3e-7 * max(1, |x|) (csrc/gelu.h).
     """
     magnitudes = exact(x.abs(), weight.abs(), bias.abs(), stride=stride)
     limit = 2.0**-24 * (9 * x.shape[-1] + 8) * magnitudes
+    if uses_winograd(weight, stride):
+        limit = 2.0**-24 * (x.shape[-1] + 16) * winograd_magnitudes(x, weight, bias)
     return 1.13 * limit + 3e-7 * magnitudes.clamp(min=1) if gelu else limit
 
 
@@ -62,12 +86,13 @@ def test_strided_input(isa):
     assert torch.equal(fused_conv(expanded, weight, bias, backend="native"), expected[:1].expand(2, -1, -1, -1))
 
 
-def test_any_number_of_threads(isa):
-    tensors = make(2, 40, 23, 8, 48)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_any_number_of_threads(isa, stride):
+    tensors = make(2, 40, 23, 16, 48)
     before, results = torch.get_num_threads(), []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        results.append(fused_conv(*tensors, stride=2, gelu=True, backend="native"))
+        results.append(fused_conv(*tensors, stride=stride, gelu=True, backend="native"))
     torch.set_num_threads(before)
     assert all(torch.equal(results[0], result) for result in results)
 
@@ -77,8 +102,18 @@ def test_empty_batch(isa):
     assert fused_conv(x[:0], weight, bias, stride=2, backend="native").shape == (0, 2, 2, 5)
 
 
-def test_nan_reaches_its_neighbours_only(isa):
-    x, weight, bias = make(1, 9, 9, 2, 3)
+def test_packed_weights_of_both_strides(isa):
+    """One dictionary may serve both: the two algorithms pack the weight differently."""
+    x, weight, bias = make(1, 6, 6, 16, 16)
+    kept = {}
+    for stride in (1, 2, 1, 2):
+        result = fused_conv(x, weight, bias, stride=stride, packed=kept, backend="native")
+        assert torch.equal(result, fused_conv(x, weight, bias, stride=stride, backend="native"))
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+def test_nan_reaches_its_neighbours_only(isa, channels):
+    x, weight, bias = make(1, 9, 9, channels, channels)
     x[0, 4, 4, 0] = torch.nan
     found = fused_conv(x, weight, bias, gelu=True, backend="native").isnan().any(-1)[0]
     assert found.sum() == 9

@@ -76,4 +76,4 @@ def _depthwise(conv: ConvWeights, channels: int, size: int) -> tuple[int, int]:
 def _linear(layer: LinearWeights, outputs: int, inputs: int) -> tuple[int, int]:
     if layer.weight.shape != (outputs, inputs):
         raise ValueError(f"fused_block: expected a weight of {(outputs, inputs)}, got {tuple(layer.weight.shape)}")
-    return packed_address(layer.weight, layer.packed), contiguous_address(layer.bias, (outputs,))
+    return packed_address(layer.packed, lambda: layer.weight), contiguous_address(layer.bias, (outputs,))

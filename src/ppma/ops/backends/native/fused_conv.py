@@ -1,18 +1,25 @@
-"""3x3 convolutions with packed weights for inference: csrc/packed_conv.cpp."""
+"""3x3 convolutions with packed weights for inference: csrc/packed_conv.cpp and csrc/winograd.cpp."""
 
 import struct
 from ctypes import c_void_p
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native import library
-from ppma.ops.backends.native.fused_linear import packed_address
+from ppma.ops.backends.native.fused_linear import packed_address, panel_floats
 from ppma.ops.backends.native.library import Kernel, contiguous_address, view
 
 _PARAMS = struct.Struct("PPP6qii")  # PackedConvParams of csrc/packed_conv.h, behind the view of x
-_kernel = Kernel("ppma_packed_conv", c_void_p)
+_direct = Kernel("ppma_packed_conv", c_void_p)
+_winograd = Kernel("ppma_winograd_conv", c_void_p)
+
+# Of inputs and outputs; with fewer channels the transforms of Winograd's algorithm cost more than it saves.
+_LEAST_CHANNELS = 16
+# G of csrc/winograd.cpp.
+_SPREAD = ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0))
 
 
 def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
@@ -27,8 +34,12 @@ def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool,
     batch, height, width, _ = x.shape
     library.require_tokens((height, width, inputs, outputs))
     out = torch.empty((batch, -(-height // stride), -(-width // stride), outputs), dtype=torch.float32, device=x.device)
+    if uses_winograd(weight, stride):
+        kernel, matrix = _winograd, packed_address(packed, lambda: _spread(weight), " winograd")
+    else:
+        kernel, matrix = _direct, packed_address(packed, lambda: weight.permute(0, 2, 3, 1).flatten(1))
     params = _PARAMS.pack(
-        packed_address(weight.permute(0, 2, 3, 1).flatten(1), packed),
+        matrix,
         contiguous_address(bias, (outputs,)),
         contiguous_address(out, out.shape),
         batch,
@@ -40,5 +51,18 @@ def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool,
         gelu,
         library.threads(),
     )
-    _kernel(view(x, (batch, height, width, inputs)) + params)
+    kernel(view(x, (batch, height, width, inputs)) + params)
     return out
+
+
+def uses_winograd(weight: Tensor, stride: int) -> bool:
+    """Whether the convolution runs by Winograd's algorithm."""
+    return stride == 1 and min(weight.shape[:2]) >= _LEAST_CHANNELS
+
+
+def _spread(weight: Tensor) -> Tensor:
+    """G g G^T of each 3x3 kernel g: 16 matrices of outputs, as many as fill whole panels, times inputs; one matrix."""
+    spread = torch.tensor(_SPREAD, dtype=torch.float64)
+    places = torch.einsum("ay,oiyx,bx->aboi", spread, weight.double(), spread).flatten(0, 1).float()
+    missing = -len(weight) % panel_floats()
+    return F.pad(places, (0, 0, 0, missing)).flatten(0, 1)

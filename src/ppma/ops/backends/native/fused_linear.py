@@ -1,6 +1,7 @@
 """Linear layers with packed weights for inference: csrc/packed_linear.cpp."""
 
 import struct
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 
 import torch
@@ -15,24 +16,24 @@ _kernel = Kernel("ppma_packed_linear", c_void_p)
 _pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_void_p)
 
 
-def packed_weight(weight: Tensor, kept: dict[str, Tensor]) -> Tensor:
-    """A weight (outputs, inputs) in the order in which the instruction set in use reads it, kept in `kept`."""
-    isa = str(library.isa())
-    if isa not in kept:
+def packed_address(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> int:
+    """The address of a weight in the order in which the instruction set in use reads it.
+
+    Args:
+        kept: keeps it alive, and for the next call.
+        matrix: makes the weight, (outputs, inputs), if `kept` does not have it.
+        form: tells it from another matrix of the same weight.
+    """
+    key = f"{library.isa()}{form}"
+    if key not in kept:
         size = library.loaded().ppma_packed_linear_size
         size.argtypes, size.restype = (c_int64, c_int64), c_int64
-        weight = weight.detach().contiguous()
+        weight = matrix().detach().contiguous()
         with torch.inference_mode(False):
             packed = torch.empty(size(*weight.shape), dtype=torch.float32, device=weight.device)
         _pack(contiguous_address(weight, weight.shape), *weight.shape, contiguous_address(packed, packed.shape))
-        kept[isa] = packed
-    return kept[isa]
-
-
-def packed_address(weight: Tensor, kept: dict[str, Tensor]) -> int:
-    """The address of `packed_weight`, which `kept` keeps alive."""
-    packed = packed_weight(weight, kept)
-    return contiguous_address(packed, packed.shape)
+        kept[key] = packed
+    return contiguous_address(kept[key], kept[key].shape)
 
 
 def rotates(rotated: int, head_dim: int) -> bool:
@@ -44,6 +45,11 @@ def rotates(rotated: int, head_dim: int) -> bool:
 def vector_floats() -> int:
     """Floats in a vector of the instruction set in use."""
     return {"avx512": 16, "avx2": 8}.get(str(library.isa()), 4)
+
+
+def panel_floats() -> int:
+    """Outputs in a panel of packed weights: kPanel of csrc/packed_tile.h."""
+    return 2 * vector_floats()
 
 
 def fused_linear(
@@ -82,7 +88,7 @@ def fused_linear(
     params = _PARAMS.pack(
         address(x, (rows, inputs)),
         x.stride(0),
-        packed_address(weight, packed),
+        packed_address(packed, lambda: weight),
         contiguous_address(bias, (outputs,)),
         0 if residual is None else address(residual, (rows, outputs)),
         0 if residual is None else residual.stride(0),

@@ -6,8 +6,8 @@
 #include "packed_conv.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "bordered_rows.h"
 #include "packed_tile.h"
 #include "parallel.h"
 
@@ -39,27 +39,6 @@ struct Geometry {
   int64_t bands() const { return (out_height + band - 1) / band; }
 };
 
-// Input rows [first, first + rows) of an image with a border of one column on either side; rows outside the image are 0.
-void copy_rows(const PackedConvParams& params, int64_t image, int64_t first, int64_t rows, int64_t row_floats, float* to) {
-  const int64_t inputs = params.inputs, *stride = params.x.stride;
-  for (int64_t y = first; y < first + rows; ++y, to += row_floats) {
-    if (y < 0 || y >= params.height) {
-      std::memset(to, 0, sizeof(float) * row_floats);
-      continue;
-    }
-    std::memset(to, 0, sizeof(float) * inputs);
-    std::memset(to + row_floats - inputs, 0, sizeof(float) * inputs);
-    const float* from = params.x.data + image * stride[0] + y * stride[1];
-    float* inside = to + inputs;
-    if (stride[3] == 1 && stride[2] == inputs) {
-      std::memcpy(inside, from, sizeof(float) * params.width * inputs);
-    } else {
-      for (int64_t c = 0; c < inputs; ++c)
-        for (int64_t j = 0; j < params.width; ++j) inside[j * inputs + c] = from[j * stride[2] + c * stride[3]];
-    }
-  }
-}
-
 }  // namespace
 
 PPMA_EXPORT int ppma_packed_conv(const PackedConvParams* given) {
@@ -77,7 +56,8 @@ PPMA_EXPORT int ppma_packed_conv(const PackedConvParams* given) {
       failed = true;
       return;
     }
-    copy_rows(params, image, begin * params.stride - 1, rows, geometry.row_floats, copied);
+    copy_bordered(params.x, image, params.height, params.width, params.inputs, begin * params.stride - 1, rows,
+                  geometry.row_floats, copied);
     for (int64_t panel = panels * group / geometry.groups; panel < panels * (group + 1) / geometry.groups; ++panel) {
       int64_t column = panel * kPanel;
       for (int64_t y = begin; y < end; ++y) {
