@@ -63,3 +63,25 @@ def assert_bits_after_fork():
         assert child.exitcode == 0
 
     return check
+
+
+def _winograd_magnitudes(x, weight, bias):
+    """What Winograd's algorithm sums, with all signs positive: A^T [(G g G^T) * (B^T d B)] A."""
+    spread = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], dtype=torch.float64)  # |B^T|
+    of_weight = torch.tensor([[2, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 2]], dtype=torch.float64) / 2  # |G|
+    gather = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.float64)  # |A^T|
+    height, width = x.shape[1:3]
+    right, below = 1 + width % 2, 1 + height % 2
+    padded = torch.nn.functional.pad(x.double().abs(), (0, 0, 1, right, 1, below))
+    tiles = padded.unfold(1, 4, 2).unfold(2, 4, 2)  # batch, rows, columns, inputs, 4, 4
+    inputs = torch.einsum("ay,btsiyx,cx->btsiac", spread, tiles, spread)
+    weights = torch.einsum("ay,oiyx,cx->oiac", of_weight, weight.double().abs(), of_weight)
+    sums = torch.einsum("btsiac,oiac->btsoac", inputs, weights)
+    outputs = torch.einsum("pa,btsoac,qc->btpsqo", gather, sums, gather).flatten(1, 2).flatten(2, 3)
+    return outputs[:, :height, :width] + bias.double().abs()
+
+
+@pytest.fixture
+def winograd_magnitudes():
+    """A function of x, weight and bias: the magnitudes that bound the error of a convolution by Winograd's algorithm."""
+    return _winograd_magnitudes

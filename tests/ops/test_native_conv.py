@@ -50,6 +50,19 @@ def test_accuracy(isa, shape, stride):
         assert ((result.double() - reference).abs() <= 2.0**-24 * terms * magnitude).all()
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 4, 16, 16), (2, 1, 9, 16, 17), (3, 8, 1, 20, 16), (1, 30, 33, 16, 70)], ids=str)
+def test_input_gradient(isa, winograd_magnitudes, shape):
+    grad, x, weight, _ = make(*shape)
+    x = x.double().requires_grad_()
+    (expected,) = torch.autograd.grad(conv3x3(x, weight.double(), None, backend="torch"), x, grad.double())
+    turned = weight.flip(2, 3).transpose(0, 1)
+    # As in test_native_fused_conv.py.
+    limit = 2.0**-24 * (grad.shape[-1] + 16) * winograd_magnitudes(grad, turned, torch.zeros(1))
+    result = conv.input_gradient(grad, weight)
+    assert result.shape == expected.shape
+    assert ((result.double() - expected).abs() <= limit).all()
+
+
 def test_any_number_of_threads(isa):
     grad, x, weight, _ = make(3, 17, 23, 8, 48)
     before, results = torch.get_num_threads(), []
@@ -77,14 +90,14 @@ def test_wrong_shapes_are_refused(isa):
         conv.weight_gradient(grad[:, :5], x, weight, 1)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_layer(stride, monkeypatch):
+@pytest.mark.parametrize(("stride", "inputs", "outputs"), [(1, 5, 9), (2, 5, 9), (1, 16, 17)])
+def test_layer(stride, inputs, outputs, monkeypatch):
     """The layer takes the kernel for weight and bias, and gives what PyTorch gives; also without a gradient of x."""
     calls = []
     run = conv.weight_gradient
     monkeypatch.setattr(conv, "weight_gradient", lambda *given: calls.append(1) or run(*given))
     torch.manual_seed(0)
-    layer, x = Conv3x3(5, 9, stride), torch.randn(2, 30, 29, 5, requires_grad=True)
+    layer, x = Conv3x3(inputs, outputs, stride), torch.randn(2, 30, 29, inputs, requires_grad=True)
     gradients = {}
     for backend in ("native", "torch"):
         layer.backend = backend

@@ -1,4 +1,6 @@
-"""3x3 convolutions whose gradients of weight and bias have a kernel: csrc/conv_gradient.cpp."""
+"""3x3 convolutions in training: the gradients of weight and bias have a kernel (csrc/conv_gradient.cpp), and those of
+stride 1 run by Winograd's algorithm in both directions (csrc/winograd.cpp).
+"""
 
 import struct
 from ctypes import c_void_p
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.ops.backends.native import library
+from ppma.ops.backends.native.fused_conv import convolve, uses_winograd
 from ppma.ops.backends.native.library import Kernel, contiguous_address, view
 from ppma.ops.watching import observed
 
@@ -26,6 +29,12 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Te
 def _images(x: Tensor) -> Tensor:
     """(B, H, W, C) to (B, C, H, W) in channels-last memory."""
     return x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of x for stride 1: a convolution with the kernels turned by 180 degrees, from outputs to inputs."""
+    turned = weight.flip(2, 3).transpose(0, 1)
+    return convolve(grad, turned, grad.new_zeros(len(turned)), 1, False, {})
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
@@ -65,6 +74,8 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
         ctx.stride = stride
         ctx.save_for_backward(x, weight)
+        if uses_winograd(weight, stride):
+            return convolve(x, weight, weight.new_zeros(len(weight)) if bias is None else bias, stride, False, {})
         return _convolve(x, weight, bias, stride)
 
     @staticmethod
@@ -74,7 +85,11 @@ class _Convolution(torch.autograd.Function):
         # The kernel has no gradient of its own.
         if torch.is_grad_enabled() or observed(grad, x, weight) or not any(needed[1:]):
             return *_gradients(grad, x, weight, ctx.stride, needed), None
-        grad_x = _gradients(grad, x, weight, ctx.stride, [True, False, False])[0] if needed[0] else None
+        grad_x = None
+        if needed[0] and uses_winograd(weight, ctx.stride):
+            grad_x = input_gradient(grad, weight)
+        elif needed[0]:
+            grad_x = _gradients(grad, x, weight, ctx.stride, [True, False, False])[0]
         grad_weight, grad_bias = weight_gradient(grad, x, weight, ctx.stride)
         return grad_x, grad_weight, grad_bias if needed[2] else None, None
 

@@ -30,6 +30,11 @@ def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool,
         raise BackendUnavailableError(
             f"native kernels: expected a 3x3 convolution with stride 1 or 2, got {tuple(weight.shape[2:])} and {stride}"
         )
+    return convolve(x, weight, bias, stride, gelu, packed)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
+    """`fused_conv` of a 3x3 convolution, without a look at gradients."""
     outputs, inputs = weight.shape[:2]
     batch, height, width, _ = x.shape
     library.require_tokens((height, width, inputs, outputs))
