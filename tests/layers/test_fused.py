@@ -1,5 +1,7 @@
 """Blocks for inference: in one call of the native kernel, step by step, and as they were trained."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -104,6 +106,60 @@ def test_extreme_decays(isa, bias):
 def test_softplus_decays(isa, bias):
     """From logits far below 0, where softplus is the exponential, to far above."""
     check(tokens(1, 6, 6, 32), lambda block: block.attn.decay.dt_bias.fill_(bias), formulation="release")
+
+
+def replace_parameter(fast):
+    fast.position.weight = torch.nn.Parameter(tokens(*fast.position.weight.shape), requires_grad=False)
+
+
+def replace_data(fast):
+    fast.mix.weight.data = tokens(*fast.mix.weight.shape)
+
+
+def load(fast):
+    fast.load_state_dict({name: tensor + 0.01 for name, tensor in fast.state_dict().items()})
+
+
+CHANGES = {
+    "decay": lambda fast: fast.attn.decay.dt_bias.add_(1.0),
+    "rate": lambda fast: fast.attn.decay.A_log.add_(1.0),
+    "convolution": lambda fast: fast.attn.local.weight.mul_(2.0),
+    "replaced": replace_parameter,
+    "data": replace_data,
+    "loaded": load,
+    "moved": lambda fast: fast.double().float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("made_in_inference_mode", [False, True])
+def test_changed_weights(change, made_in_inference_mode):
+    """What the kernel keeps from call to call follows the weights."""
+    x = tokens(1, 6, 5, 32)
+    with torch.inference_mode(made_in_inference_mode), torch.no_grad():
+        fast = fuse(make(formulation="release"), "native")
+        before, twin = fast(x), copy.deepcopy(fast)
+        CHANGES[change](fast)
+        fresh = fuse(make(formulation="release"), "native")
+        CHANGES[change](fresh)
+        expected = fresh(x)
+        assert torch.equal(fast(x), expected)
+        assert torch.equal(twin(x), before)
+        if change != "moved":
+            assert not torch.equal(before, expected)
+
+
+def test_weights_kept():
+    """A second call finds what the first made, also with another batch; another grid does not."""
+    x = tokens(2, 6, 5, 32)
+    with torch.no_grad():
+        fast = fuse(make(), "native")
+        fast(x)
+        first = fast._kept[1]
+        fast(x[:1])
+        assert fast._kept[1] is first
+        fast(x[:, :3])
+        assert fast._kept[1] is not first
 
 
 def test_choice(monkeypatch):

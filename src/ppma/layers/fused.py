@@ -1,7 +1,8 @@
 """Convolutions and blocks for inference, with norms, activations, residuals and decays in their products."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -154,6 +155,10 @@ class FusedBlock(nn.Module):
         self.attn = attn
         # What the speed of a block depends on beside its input and the threads.
         self._key = (self.qkv.weight.shape[1], attn.kind, attn.mask, attn.formulation, attn.heads)
+        self._kept: tuple[tuple, BlockWeights, list[Tensor]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None}  # a copy has tensors of its own
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, valid: Tensor | None = None) -> Tensor:
         """As `PolylineBlock.forward`."""
@@ -190,6 +195,27 @@ class FusedBlock(nn.Module):
         )
 
     def _weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
+        """What the kernel computes; that of the last call as long as no tensor was replaced, moved or changed."""
+        tensors = list(self._tensors())
+        state = (grid, id(rotary[0]), id(rotary[1]), *map(_state, tensors))
+        if self._kept is None or self._kept[0] != state:
+            # With the tensors, so that no other one takes the place of one of them in memory.
+            self._kept = state, self._new_weights(rotary, grid), tensors
+        return self._kept[1]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Parameters and buffers, straight from their dictionaries: a lookup by attribute takes ten times as long."""
+        layers = self._modules
+        attn = layers["attn"]
+        assert attn is not None
+        used = (layers["position"], attn._modules["local"], layers["mix"], attn._modules.get("decay"))
+        for layer in (*used, layers["qkv"], layers["proj"], layers["expand"], layers["reduce"]):
+            if layer is not None:
+                for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+                    if tensor is not None:
+                        yield tensor
+
+    def _new_weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
         attn = self.attn
         decay = log_decay = None
         paths: Paths = "v2h" if attn.mask == "v2h" else "2d"
@@ -214,6 +240,7 @@ class FusedBlock(nn.Module):
             full=attn.kind == "full",
             combine=FORMULATIONS[attn.formulation].combine,
             paths=paths,
+            kept={},
         )
 
     def _by_steps(self, x: Tensor, rotary: tuple[Tensor, Tensor], valid: Tensor | None) -> Tensor:
@@ -238,6 +265,13 @@ class FusedBlock(nn.Module):
         hidden = self.expand(attended, backend=backend).view(B, H, W, -1)
         mixed = self.mix.add(zero_invalid_tokens(hidden, valid), gelu=True)
         return self.reduce(mixed.reshape(-1, hidden.shape[-1]), attended, backend=backend).view(B, H, W, dim)
+
+
+def _state(tensor: Tensor) -> tuple[int, int, object]:
+    """Equal as long as the tensor is neither replaced nor moved nor written, which PyTorch counts, except for tensors made
+    in inference mode: these are never equal.
+    """
+    return id(tensor), tensor.data_ptr(), object() if tensor.is_inference() else tensor._version
 
 
 def _conv_weights(conv: DepthwiseConv | None) -> ConvWeights:

@@ -1,7 +1,7 @@
 """The contract of a backend: a module with these functions, some of which it may lack."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class BlockWeights(NamedTuple):
         full: full attention instead of criss-cross attention.
         combine: of mask and softmax.
         paths: of the mask.
+        kept: a backend keeps here what it derives from all of these; it is theirs as long as they are neither moved nor
+            changed.
     """
 
     position: ConvWeights
@@ -73,6 +75,7 @@ class BlockWeights(NamedTuple):
     full: bool
     combine: Combine
     paths: Paths
+    kept: dict[object, Any]
 
 
 class Backend(Protocol):

@@ -16,11 +16,11 @@ _kernel = Kernel("ppma_packed_linear", c_void_p)
 _pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_void_p)
 
 
-def packed_address(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> int:
-    """The address of a weight in the order in which the instruction set in use reads it.
+def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> Tensor:
+    """A weight in the order in which the instruction set in use reads it.
 
     Args:
-        kept: keeps it alive, and for the next call.
+        kept: keeps it for the next call.
         matrix: makes the weight, (outputs, inputs), if `kept` does not have it.
         form: tells it from another matrix of the same weight.
     """
@@ -33,7 +33,13 @@ def packed_address(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: 
             packed = torch.empty(size(*weight.shape), dtype=torch.float32, device=weight.device)
         _pack(contiguous_address(weight, weight.shape), *weight.shape, contiguous_address(packed, packed.shape))
         kept[key] = packed
-    return contiguous_address(kept[key], kept[key].shape)
+    return kept[key]
+
+
+def packed_address(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> int:
+    """The address of `packed_weight`, which `kept` keeps alive."""
+    packed = packed_weight(kept, matrix, form)
+    return contiguous_address(packed, packed.shape)
 
 
 def rotates(rotated: int, head_dim: int) -> bool:
