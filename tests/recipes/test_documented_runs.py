@@ -27,6 +27,7 @@ STUDIES = {
     "digits_starts": ("digits_ablation", ()),
     "digits_starts-release": ("digits_ablation", ("model_args.formulation=release",)),
     "pathfinder": ("pathfinder", ()),
+    "pathfinder-release": ("pathfinder", ("model_args.formulation=release",)),
     "cifar10_masks": ("cifar10_ablation", ()),
     "cifar10_starts": ("cifar10_ablation", ()),
     "cifar10_starts-release": ("cifar10_ablation", ("model_args.formulation=release",)),
