@@ -83,5 +83,5 @@ def _winograd_magnitudes(x, weight, bias):
 
 @pytest.fixture
 def winograd_magnitudes():
-    """A function of x, weight and bias: the magnitudes that bound the error of a convolution by Winograd's algorithm."""
+    """A function of x, weight and bias: magnitudes that bound the error of a convolution by Winograd's algorithm."""
     return _winograd_magnitudes

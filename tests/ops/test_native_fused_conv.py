@@ -10,8 +10,8 @@ from ppma.ops.fused_conv import fused_conv
 
 pytestmark = pytest.mark.native
 
-# Batch, height, width, inputs, outputs: single pixels and rows, no whole tile or vector, several panels and bands. With 16
-# channels and more, those of stride 1 run by Winograd's algorithm.
+# Batch, height, width, inputs, outputs: single pixels and rows, no whole tile or vector, several panels and bands. With
+# 16 channels and more, those of stride 1 run by Winograd's algorithm.
 SHAPES = [
     (1, 1, 1, 1, 1),
     (2, 1, 9, 3, 5),
@@ -38,7 +38,7 @@ def exact(x, weight, bias, **options):
 def bound(winograd_magnitudes, x, weight, bias, stride, gelu):
     """A sum of 9 C terms is off by at most as many roundings of the sum of their magnitudes.
 
-    Winograd's algorithm sums C products of two numbers that had three roundings together, and has five more behind them.
+    Winograd's algorithm sums C products of two numbers that had three roundings together; five more come behind them.
     GELU has slopes below 1.13 and an error of its own of 3e-7 * max(1, |x|) (csrc/gelu.h).
     """
     magnitudes = exact(x.abs(), weight.abs(), bias.abs(), stride=stride)

@@ -14,8 +14,8 @@ PETS_MASKS = (
     "schedule.warmup_steps=40", "ema.decay=0.98",
 )  # fmt: skip
 PETS_LONG = ("data.test_split=null", "data.short_side=64", "augment.crop=64", "epochs=6", "eval_epochs=6")
-# The first run was stopped after 12 of its 22 epochs; the recipe ends there. The last started from the weights of the one
-# before it under the name under which they were shipped then.
+# The first run was stopped after 12 of its 22 epochs; the recipe ends there. The last started from the weights of the
+# one before it under the name under which they were shipped then.
 SINGLE = {
     "cifar10_nano": ("cifar10_nano", ("epochs=22", "schedule.epochs=null", "data.test_split=null")),
     "cifar10_nano_32": ("cifar10_nano_32", ()),

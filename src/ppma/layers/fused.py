@@ -268,8 +268,9 @@ class FusedBlock(nn.Module):
 
 
 def _state(tensor: Tensor) -> tuple[int, int, object]:
-    """Equal as long as the tensor is neither replaced nor moved nor written, which PyTorch counts, except for tensors made
-    in inference mode: these are never equal.
+    """Equal as long as the tensor is neither replaced nor moved nor written.
+
+    PyTorch counts what is written, but not to tensors made in inference mode: these are never equal.
     """
     return id(tensor), tensor.data_ptr(), object() if tensor.is_inference() else tensor._version
 
