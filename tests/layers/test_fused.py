@@ -1,6 +1,7 @@
 """Blocks for inference: in one call of the native kernel, step by step, and as they were trained."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -160,6 +161,22 @@ def test_weights_kept():
         assert fast._kept[1] is first
         fast(x[:, :3])
         assert fast._kept[1] is not first
+
+
+def test_python_threads():
+    """Threads that run one block on different grids get the results of their own."""
+    with torch.no_grad():
+        fast = fuse(make(), "native")
+        inputs = [tokens(1, height, 5, 32) for height in (2, 3, 6, 7)]
+        expected = [fast(x) for x in inputs]
+
+    def repeat(x):
+        with torch.no_grad():
+            return [fast(x) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for results, exact in zip(pool.map(repeat, inputs), expected, strict=True):
+            assert all(torch.equal(result, exact) for result in results)
 
 
 def test_choice(monkeypatch):

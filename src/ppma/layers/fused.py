@@ -198,10 +198,11 @@ class FusedBlock(nn.Module):
         """What the kernel computes; that of the last call as long as no tensor was replaced, moved or changed."""
         tensors = list(self._tensors())
         state = (grid, id(rotary[0]), id(rotary[1]), *map(_state, tensors))
-        if self._kept is None or self._kept[0] != state:
+        kept = self._kept  # another thread may replace it
+        if kept is None or kept[0] != state:
             # With the tensors, so that no other one takes the place of one of them in memory.
-            self._kept = state, self._new_weights(rotary, grid), tensors
-        return self._kept[1]
+            self._kept = kept = state, self._new_weights(rotary, grid), tensors
+        return kept[1]
 
     def _tensors(self) -> Iterator[Tensor]:
         """Parameters and buffers, straight from their dictionaries: a lookup by attribute takes ten times as long."""
