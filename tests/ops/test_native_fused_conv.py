@@ -81,6 +81,14 @@ def test_any_number_of_threads(isa, stride):
     assert all(torch.equal(results[0], result) for result in results)
 
 
+def test_default_device(isa):
+    """Tensors made on the way are on the CPU, whatever the default."""
+    tensors = make(1, 6, 6, 16, 16)
+    expected = fused_conv(*tensors, backend="native")
+    with torch.device("meta"):
+        assert torch.equal(fused_conv(*tensors, backend="native"), expected)
+
+
 def test_empty_batch(isa):
     x, weight, bias = make(1, 4, 4, 3, 5)
     assert fused_conv(x[:0], weight, bias, stride=2, backend="native").shape == (0, 2, 2, 5)

@@ -67,7 +67,7 @@ def uses_winograd(weight: Tensor, stride: int) -> bool:
 
 def _spread(weight: Tensor) -> Tensor:
     """G g G^T of each 3x3 kernel g: 16 matrices of outputs, as many as fill whole panels, times inputs; one matrix."""
-    spread = torch.tensor(_SPREAD, dtype=torch.float64)
+    spread = torch.tensor(_SPREAD, dtype=torch.float64, device=weight.device)
     places = torch.einsum("ay,oiyx,bx->aboi", spread, weight.double(), spread).flatten(0, 1).float()
     missing = -len(weight) % panel_floats()
     return F.pad(places, (0, 0, 0, missing)).flatten(0, 1)
