@@ -26,11 +26,9 @@ def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: s
     """
     key = f"{library.isa()}{form}"
     if key not in kept:
-        size = library.loaded().ppma_packed_linear_size
-        size.argtypes, size.restype = (c_int64, c_int64), c_int64
         weight = matrix().detach().contiguous()
         with torch.inference_mode(False):
-            packed = torch.empty(size(*weight.shape), dtype=torch.float32, device=weight.device)
+            packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
         _pack(contiguous_address(weight, weight.shape), *weight.shape, contiguous_address(packed, packed.shape))
         kept[key] = packed
     return kept[key]
@@ -54,8 +52,14 @@ def vector_floats() -> int:
 
 
 def panel_floats() -> int:
-    """Outputs in a panel of packed weights: kPanel of csrc/packed_tile.h."""
-    return 2 * vector_floats()
+    """Outputs in a panel of packed weights: the room that a single one takes."""
+    return _packed_floats(1, 1)
+
+
+def _packed_floats(outputs: int, inputs: int) -> int:
+    size = library.loaded().ppma_packed_linear_size
+    size.argtypes, size.restype = (c_int64, c_int64), c_int64
+    return size(outputs, inputs)
 
 
 def fused_linear(

@@ -68,7 +68,7 @@ PPMA_EXPORT int ppma_packed_conv(const PackedConvParams* given) {
         product.x_stride = step;
         product.segments = 3;
         product.segment_stride = geometry.row_floats;
-        product.depth = 3 * params.inputs;
+        product.depth = product.last_depth = 3 * params.inputs;
         product.weights = params.packed + column * inputs;
         product.bias = params.bias + column;
         product.out = out;

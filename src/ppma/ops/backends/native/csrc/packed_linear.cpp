@@ -17,7 +17,7 @@ using namespace ppma;
 namespace {
 
 constexpr int64_t kBlockTiles = 16;
-constexpr int64_t kPartInputs = 384;  // of a panel at a time
+constexpr int64_t kPartRuns = 24;  // of a panel at a time
 
 // Rotates columns [column, column + kPanel) of rows [row, row + rows), or as many of these columns as are rotated. They are
 // whole vectors, each of which may hold several heads or a part of one: head_dim is a divisor or a multiple of kLanes.
@@ -59,23 +59,46 @@ inline float sum_row(Vec first, int64_t whole, Value value) {
   return sum((first + second) + (third + fourth));
 }
 
-// (x - mean) / sqrt(variance + eps) of each row.
-void normalise(const PackedLinearParams& params, int64_t row, int64_t count, float* to) {
-  int64_t inputs = params.inputs, whole = inputs / kLanes * kLanes;
-  int rest = static_cast<int>(inputs - whole);
-  for (int64_t r = 0; r < count; ++r, to += inputs) {
-    const float* from = params.x + (row + r) * params.x_stride;
-    Vec tail = rest ? load_part(from + whole, rest) : Vec{};
-    float mean = sum_row(tail, whole, [&](int64_t c) { return load(from + c); }) / inputs;
-    tail = select(lane_index() < rest, tail - mean, Vec{});
-    float squares = sum_row(tail * tail, whole, [&](int64_t c) {
-      Vec x = load(from + c) - mean;
-      return x * x;
-    });
-    float scale = 1.0f / std::sqrt(squares / inputs + params.norm_eps);
-    for (int64_t c = 0; c < whole; c += kLanes) store(to + c, (load(from + c) - mean) * scale);
-    if (rest) store_part(to + whole, tail * scale, rest);
+// (x - mean) / sqrt(variance + eps) of rows [row, row + rows), in tiles.
+void normalise(const PackedLinearParams& params, int64_t row, int64_t rows, float* to) {
+  const Tiles tiles(rows);
+  const int64_t inputs = params.inputs, whole = inputs / kLanes * kLanes;
+  const int rest = static_cast<int>(inputs - whole);
+  const float* from = params.x + row * params.x_stride;
+  for (int64_t tile = 0; tile < tiles.count; ++tile, to += tile_floats(inputs)) {
+    for (int64_t m = 0; m < tiles.rows(tile); ++m, from += params.x_stride) {
+      Vec tail = rest ? load_part(from + whole, rest) : Vec{};
+      float mean = sum_row(tail, whole, [&](int64_t c) { return load(from + c); }) / inputs;
+      tail = select(lane_index() < rest, tail - mean, Vec{});
+      float squares = sum_row(tail * tail, whole, [&](int64_t c) {
+        Vec x = load(from + c) - mean;
+        return x * x;
+      });
+      float scale = 1.0f / std::sqrt(squares / inputs + params.norm_eps);
+      float* of_row = to + m * kRunInputs;
+      for (int64_t c = 0; c < whole; c += kLanes) store(of_row + run_offset(c), (load(from + c) - mean) * scale);
+      if (rest) store_part(of_row + run_offset(whole), tail * scale, rest);
+    }
   }
+}
+
+// Inputs [begin, end) of rows in tiles, whose first is `x`; begin is the first of a run.
+void read_tiles(const float* x, int64_t inputs, int64_t begin, int64_t end, PanelProduct& product) {
+  product.x = x + run_offset(begin);
+  product.x_stride = kRunInputs;
+  product.tile_stride = tile_floats(inputs);
+  product.segments = (end - begin + kRunInputs - 1) / kRunInputs;
+  product.segment_stride = kTileRows * kRunInputs;
+  product.depth = kRunInputs;
+  product.last_depth = end - begin - (product.segments - 1) * kRunInputs;
+}
+
+// Inputs [begin, end) of rows `stride` apart.
+void read_rows(const float* x, int64_t stride, int64_t begin, int64_t end, PanelProduct& product) {
+  product.x = x + begin;
+  product.x_stride = stride;
+  product.segments = 1;
+  product.depth = product.last_depth = end - begin;
 }
 
 }  // namespace
@@ -102,36 +125,33 @@ PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
   int64_t tiles = (params.rows + kTileRows - 1) / kTileRows, blocks = (tiles + kBlockTiles - 1) / kBlockTiles;
   if (blocks > params.threads) blocks = (blocks + params.threads - 1) / params.threads * params.threads;
   int64_t panels = panels_of(params.outputs);
-  int64_t parts = std::max<int64_t>(1, (params.inputs + kPartInputs - 1) / kPartInputs);
+  int64_t runs = (params.inputs + kRunInputs - 1) / kRunInputs;
+  int64_t parts = std::max<int64_t>(1, (runs + kPartRuns - 1) / kPartRuns);
   // With few rows the panels are divided too; each group normalises the rows for itself.
   int64_t groups = std::clamp<int64_t>(4 * params.threads / std::max<int64_t>(blocks, 1), 1, panels);
   if (params.threads == 1) groups = 1;
+  // Rows that are normalised are copied anyway, and then into tiles; for others a copy costs as much as it saves.
   bool norm = params.norm_eps >= 0;
   std::atomic<bool> failed{false};
   parallel_for(blocks * groups, params.threads, [&](int64_t task) {
     int64_t block = task / groups, group = task % groups;
     int64_t first = tiles * block / blocks * kTileRows;
     int64_t rows = std::min(params.rows, tiles * (block + 1) / blocks * kTileRows) - first;
-    const float* x = params.x + first * params.x_stride;
-    int64_t stride = params.x_stride;
-    if (norm) {
-      float* normed = Scratch::floats(rows * params.inputs);
-      if (!normed) {
-        failed = true;
-        return;
-      }
-      normalise(params, first, rows, normed);
-      x = normed, stride = params.inputs;
+    float* normed = norm ? Scratch::floats(Tiles(rows).count * tile_floats(params.inputs)) : nullptr;
+    if (norm && !normed) {
+      failed = true;
+      return;
     }
+    if (norm) normalise(params, first, rows, normed);
     for (int64_t part = 0; part < parts; ++part) {
-      int64_t begin = params.inputs * part / parts, end = params.inputs * (part + 1) / parts;
+      int64_t begin = runs * part / parts * kRunInputs, end = std::min(params.inputs, runs * (part + 1) / parts * kRunInputs);
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         int64_t column = panel * kPanel;
         PanelProduct product{};
-        product.x = x + begin;
-        product.x_stride = stride;
-        product.segments = 1;
-        product.depth = end - begin;
+        if (norm)
+          read_tiles(normed, params.inputs, begin, end, product);
+        else
+          read_rows(params.x + first * params.x_stride, params.x_stride, begin, end, product);
         product.weights = params.packed + column * params.inputs + begin * kPanel;
         product.out = params.out + first * params.out_stride + column;
         product.out_stride = params.out_stride;

@@ -8,21 +8,40 @@
 
 namespace ppma {
 
-constexpr int kPanelVectors = 2;
-constexpr int64_t kPanel = kPanelVectors * kLanes;
+constexpr int kTileRows = 6;
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTileRows = 12;  // 24 sums, two vectors of weights and one input in 32 registers
+constexpr int kPanelVectors = 4;  // 24 sums, four vectors of weights and one input in 32 registers
 #else
-constexpr int kTileRows = 6;  // 12 sums in 16 registers
+constexpr int kPanelVectors = 2;  // 12 sums in 16 registers
 #endif
+constexpr int64_t kPanel = kPanelVectors * kLanes;
 
 inline int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
+// Rows in tiles of nearly equal height: 14 rows are 5 + 5 + 4 and not 6 + 6 + 2, whose last tile would wait on itself.
+struct Tiles {
+  int64_t count, low, high;  // the first `high` tiles have low + 1 rows, the others `low`
+
+  explicit Tiles(int64_t rows)
+      : count((rows + kTileRows - 1) / kTileRows), low(count ? rows / count : 0), high(count ? rows % count : 0) {}
+  int64_t rows(int64_t tile) const { return low + (tile < high); }
+};
+
+// Rows copied tile by tile, [tile][run][kTileRows][kRunInputs]: what a product reads of a tile then lies side by side, as
+// the prefetcher expects it, and rows a power of two apart do not evict one another.
+constexpr int64_t kRunInputs = 16;
+
+inline int64_t tile_floats(int64_t inputs) { return (inputs + kRunInputs - 1) / kRunInputs * kRunInputs * kTileRows; }
+// Where input c of a row lies behind the first one.
+inline int64_t run_offset(int64_t c) { return c / kRunInputs * (kTileRows * kRunInputs) + c % kRunInputs; }
 
 // Rows and a panel. Null pointers leave their part out.
 struct PanelProduct {
   const float* x;                             // the first row
-  int64_t x_stride;                           // from row to row
+  int64_t x_stride;                           // from row to row of a tile
+  int64_t tile_stride;                        // from tile to tile; 0 if the rows follow one another across tiles
   int64_t segments, segment_stride, depth;    // a row is `segments` runs of `depth` inputs, segment_stride apart
+  int64_t last_depth;                         // of the last of these runs
   const float* weights;                       // of the panel, from the first of these inputs on
   const float* bias;                          // of the panel's outputs
   const float* start;                         // what the sums start from besides the bias; may be `out` itself

@@ -152,11 +152,11 @@ PPMA_EXPORT int ppma_winograd_conv(const PackedConvParams* given) {
         product.x = space.inputs + place * space.inputs_of_place;
         product.x_stride = inputs;
         product.segments = 1;
-        product.depth = inputs;
+        product.depth = product.last_depth = inputs;
         product.weights = params.packed + (place * panels + panel) * kPanel * inputs;
         product.out = space.sums + place * space.sums_of_place + panel * kPanel;
         product.out_stride = space.columns;
-        run_panel(product, tiles, kPanel);
+        run_panel(product, tiles, params.outputs - panel * kPanel);
       }
     auto write = params.gelu ? write_tile<true> : write_tile<false>;
     for (int64_t t = 0; t < tiles; ++t)
