@@ -15,7 +15,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from ppma.ops import checks
-from ppma.ops.backends.pytorch.block import log_decays_of
+from ppma.ops.decay_formula import log_decays_of
 from ppma.ops.decay_head import tapped_decay_head
 from ppma.ops.layout import compute_dtype
 from ppma.ops.options import BackendName

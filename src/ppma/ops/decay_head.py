@@ -1,5 +1,6 @@
 """Log-decays of every token and head from a token's channels."""
 
+import torch
 from torch import Tensor
 
 from ppma.ops import backends
@@ -23,7 +24,7 @@ def decay_head(
         bias: (heads, outputs).
         rate: (heads, outputs), or None for 1.
         softplus: act is softplus instead of ReLU.
-        backend: selects the implementation; "triton" has a kernel.
+        backend: selects the implementation; "triton" and, in float32, "native" have kernels.
 
     Returns:
         For each output (B, heads, N), in float32 or, for float64 values, float64.
@@ -35,7 +36,7 @@ def decay_head(
         >>> log_alpha.shape, log_alpha[0, 0, 0].item()
         (torch.Size([1, 2, 5]), -3.0)
     """
-    return backends.compose(backend, "decay_head", x, weight, bias, rate, softplus)[1:]
+    return tapped_decay_head(x, weight, bias, rate, softplus=softplus, backend=backend)[1]
 
 
 def tapped_decay_head(
@@ -52,5 +53,8 @@ def tapped_decay_head(
     Where the kernel runs, it adds its gradient to the one that those readers send back. If they read the x that was
     passed in, autograd would add the two in a pass of its own.
     """
+    # On the CPU the dispatcher would widen half precision for the kernel, and narrow the log-decays.
+    if x.is_cpu and x.dtype in (torch.float16, torch.bfloat16) and backend in ("auto", "native"):
+        backend = "torch"
     tapped, *log_decays = backends.compose(backend, "decay_head", x, weight, bias, rate, softplus)
     return tapped, tuple(log_decays)

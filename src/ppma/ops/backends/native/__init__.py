@@ -6,6 +6,7 @@ from ppma.ops.backends.native import library
 from ppma.ops.backends.native.attention import polyline_attention, polyline_attention_backward
 from ppma.ops.backends.native.conv import conv3x3
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
+from ppma.ops.backends.native.decay_head import decay_head
 from ppma.ops.backends.native.depthwise import depthwise_conv
 from ppma.ops.backends.native.fused_block import fused_block
 from ppma.ops.backends.native.fused_conv import fused_conv
@@ -18,6 +19,7 @@ __all__ = [
     "conv3x3",
     "criss_cross_attention",
     "criss_cross_attention_backward",
+    "decay_head",
     "depthwise_conv",
     "fused_block",
     "fused_conv",

@@ -3,17 +3,11 @@
 import torch
 
 from ppma.ops.backends.pytorch.attention import polyline_attention, polyline_attention_backward
-from ppma.ops.backends.pytorch.block import (
-    conv3x3,
-    decay_head,
-    depthwise_conv,
-    fused_conv,
-    fused_linear,
-    rotary_split,
-)
+from ppma.ops.backends.pytorch.block import conv3x3, depthwise_conv, fused_conv, fused_linear, rotary_split
 from ppma.ops.backends.pytorch.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.pytorch.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.pytorch.scan import polyline_scan, polyline_scan_backward
+from ppma.ops.decay_formula import decay_head
 
 __all__ = [
     "conv3x3",

@@ -1,13 +1,12 @@
 """The operations of a block around the attention, composed of PyTorch operations."""
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppma.ops.layout import autocast_dtype, compute_dtype
+from ppma.ops.layout import compute_dtype
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
@@ -31,25 +30,6 @@ def rotary_split(
     both, v = packed.unflatten(-1, (3, heads, -1)).split((2, 1), 2)
     q, k = rotate(both, cos[:, None, None], sin[:, None, None]).unbind(2)
     return q, k, v.squeeze(2)
-
-
-def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:
-    """Tokens x and `-rate * act(w x + bias)`; see `ppma.ops.decay_head.tapped_decay_head`."""
-    dtype = compute_dtype(x.dtype)
-    autocast = autocast_dtype(x.device) is not None
-    with torch.autocast(x.device.type, enabled=False) if autocast else contextlib.nullcontext():
-        slices = x.unflatten(-1, (bias.shape[0], -1)).to(dtype)
-        rate = None if rate is None else rate.to(dtype)
-        log_decays = log_decays_of(F.linear(slices, weight.to(dtype)), bias.to(dtype), rate, softplus)
-        return x, *log_decays.movedim(-2, 1).unbind(-1)
-
-
-def log_decays_of(logits: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> Tensor:
-    """`-rate * act(logits + bias)` of logits (..., heads, outputs)."""
-    shifted = logits + bias
-    # softplus; the gradient of F.softplus has other strides in a captured graph than where it runs
-    value = torch.logaddexp(shifted, torch.zeros_like(shifted)) if softplus else torch.relu(shifted)
-    return -value if rate is None else -rate * value
 
 
 def fused_linear(

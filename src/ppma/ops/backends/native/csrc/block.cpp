@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "decay_activation.h"
 #include "packed_linear.h"
 #include "parallel.h"
 #include "params.h"
-#include "softplus.h"
 
 using namespace ppma;
 
@@ -126,9 +126,7 @@ class Block {
           int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - c));
           Vec x = load_part(at + c, lanes) + load_part(params_.decay_bias + c, lanes);
           Vec rate = params_.decay_rate ? load_part(params_.decay_rate + c, lanes) : splat(1.0f);
-          // A NaN must not become a decay: `x > 0 ? x : 0` would make it one.
-          Vec active = params_.softplus ? softplus(x) : select(x < 0.0f, Vec{}, x);
-          store_part(at + c, -rate * active, lanes);
+          store_part(at + c, -rate * decay_activation(x, params_.softplus).value, lanes);
         }
       }
     });

@@ -5,6 +5,8 @@
 //
 // Three passes over the lines: rows (Y, dZ), columns (Z, dY and all that depends on C), rows (all that depends on R). The
 // maps of the rows are kept in between if they are small, and recomputed otherwise.
+#include <algorithm>
+
 #include "line_map.h"
 #include "parallel.h"
 #include "params.h"
@@ -30,8 +32,9 @@ struct LineMaps {
 struct ThreadScratch {
   float* maps;                          // LineMaps
   float* gradient;                      // n x n
-  float *values, *grad_out, *inner;     // n x dv
-  float* transposed;                    // dv x n
+  float* values;                        // n x dv
+  float* pairs;                         // n x (dv, dv): the gradient of the output, and that of Z or Y
+  float* transposed;                    // (dv, dv) x n: what the map's gradient is the product of these with
   float* keys;                          // n x d
   float *potentials, *row_scale;        // n
   LineScratch line;
@@ -40,9 +43,8 @@ struct ThreadScratch {
       : maps(arena.take(LineMaps::size(params, n))),
         gradient(arena.take(n * padded(n))),
         values(arena.take(n * padded(params.dv))),
-        grad_out(arena.take(n * padded(params.dv))),
-        inner(arena.take(n * padded(params.dv))),
-        transposed(arena.take(params.dv * padded(n))),
+        pairs(arena.take(2 * n * padded(params.dv))),
+        transposed(arena.take(2 * padded(params.dv) * padded(n))),
         keys(arena.take(n * padded(params.d))),
         potentials(arena.take(padded(n))),
         row_scale(arena.take(padded(n))),
@@ -100,72 +102,72 @@ class Backward {
     } else {
       line_map_and_softmax<kLogit>(line, own_.line, maps.softmax, maps.weights, own_.row_scale);
     }
-    pack(line, line.of(params_.v), params_.dv, own_.values);
-    pack(line, line.of(gradients_.out), params_.dv, own_.grad_out);
+    Tokens v = line.of(params_.v);
+    pack_rows(v.data, v.stride, line.size(), params_.dv, own_.values);
+    pack_pairs(line, line.of(gradients_.out), params_.dv, 0);
     return maps;
   }
 
-  // Copies the channels of a line to padded rows.
-  float* pack(const Line& line, Tokens from, int64_t columns, float* to) {
-    pack_rows(from.data, from.stride, line.size(), columns, to);
-    return to;
+  // Copies the channels of a line to the first or second half of the pairs.
+  void pack_pairs(const Line& line, Tokens from, int64_t columns, int half) {
+    pack_rows(from.data, from.stride, line.size(), columns, own_.pairs + half * channels_, 2 * channels_);
   }
 
   void first_rows(const Line& line) {
     LineMaps maps = begin(line);
-    if (params_.h2v) apply(line, maps, own_.values, line.of(head_.after_rows, channels_));
+    if (params_.h2v) apply(line, maps, line.of(head_.after_rows, channels_));
     if (params_.v2h)
-      apply_transposed(line, maps, own_.grad_out, line.of(head_.grad_after_columns, channels_), channels_,
-                       params_.path_weight(), false);
+      apply_transposed(line, maps, 0, line.of(head_.grad_after_columns, channels_), channels_, params_.path_weight(), false);
   }
 
   void columns(const Line& line) {
     LineMaps maps = begin(line);
-    if (params_.h2v) {
-      apply_transposed(line, maps, own_.grad_out, line.of(head_.grad_after_rows, channels_), channels_,
-                       params_.path_weight(), false);
-      add_outer(line, own_.grad_out, line.of(head_.after_rows, channels_), params_.path_weight(), false);
-    }
+    if (params_.h2v)
+      apply_transposed(line, maps, 0, line.of(head_.grad_after_rows, channels_), channels_, params_.path_weight(), false);
     if (params_.v2h) {
-      const float* grad_inner = pack(line, line.of(head_.grad_after_columns, channels_), channels_, own_.inner);
-      apply(line, maps, own_.values, line.of(head_.after_columns, channels_));
-      apply_transposed(line, maps, grad_inner, line.of(gradients_.v), params_.dv, 1.0f, false);
-      add_outer(line, grad_inner, {own_.values, channels_}, 1.0f, params_.h2v);
+      pack_pairs(line, line.of(head_.grad_after_columns, channels_), channels_, 1);
+      apply(line, maps, line.of(head_.after_columns, channels_));
+      apply_transposed(line, maps, 1, line.of(gradients_.v), params_.dv, 1.0f, false);
     }
+    map_gradient(line, line.of(head_.after_rows, channels_), params_.h2v, params_.v2h);
     finish(line, maps, gradients_.log_beta, false);
   }
 
   void last_rows(const Line& line) {
     LineMaps maps = begin(line, true);
-    if (params_.v2h) add_outer(line, own_.grad_out, line.of(head_.after_columns, channels_), params_.path_weight(), false);
     if (params_.h2v) {
-      const float* grad_inner = line.of(head_.grad_after_rows, channels_).data;
-      apply_transposed(line, maps, grad_inner, line.of(gradients_.v), params_.dv, 1.0f, params_.v2h);
-      add_outer(line, grad_inner, {own_.values, channels_}, 1.0f, params_.v2h);
+      pack_pairs(line, line.of(head_.grad_after_rows, channels_), channels_, 1);
+      apply_transposed(line, maps, 1, line.of(gradients_.v), params_.dv, 1.0f, params_.v2h);
     }
+    map_gradient(line, line.of(head_.after_columns, channels_), params_.v2h, params_.h2v);
     finish(line, maps, gradients_.log_alpha, true);
   }
 
-  // to = map from; `from` lies in padded rows
-  void apply(const Line& line, const LineMaps& maps, const float* from, Tokens to) {
+  // to = map values
+  void apply(const Line& line, const LineMaps& maps, Tokens to) {
     int64_t n = line.size();
-    product(rows_of(maps.weights, padded(n)), {from, channels_}, n, channels_, n, Store{to.data, to.stride});
+    product(rows_of(maps.weights, padded(n)), {own_.values, channels_}, n, channels_, n, Store{to.data, to.stride});
   }
 
-  // to = factor * map^T from
-  void apply_transposed(const Line& line, const LineMaps& maps, const float* from, Tokens to, int64_t columns, float factor,
-                        bool add) {
+  // to = factor * map^T (a half of the pairs)
+  void apply_transposed(const Line& line, const LineMaps& maps, int half, Tokens to, int64_t columns, float factor, bool add) {
     int64_t n = line.size();
-    product(columns_of(maps.weights, padded(n)), {from, channels_}, n, channels_, n,
+    product(columns_of(maps.weights, padded(n)), {own_.pairs + half * channels_, 2 * channels_}, n, channels_, n,
             ScaledStore{to.data, to.stride, columns, nullptr, factor, add});
   }
 
-  // The gradient of a map that took `from` to tokens with the gradient `grad`: factor * grad from^T.
-  void add_outer(const Line& line, const float* grad, Tokens from, float factor, bool add) {
-    int64_t n = line.size(), width = padded(n);
-    pack_columns(from.data, from.stride, n, params_.dv, factor, own_.transposed, width);
-    product(rows_of(grad, channels_), {own_.transposed, width}, n, width, params_.dv,
-            Store{own_.gradient, width, add});
+  // The gradient of a map, one product for both paths: as the last of its path it made the output of `inner`; as the first
+  // it made of the values what has the gradient in the second half of the pairs.
+  void map_gradient(const Line& line, Tokens inner, bool as_last, bool as_first) {
+    int64_t n = line.size(), width = padded(n), dv = params_.dv;
+    float* second = own_.transposed + channels_ * width;
+    if (as_last) pack_columns(inner.data, inner.stride, n, dv, params_.path_weight(), own_.transposed, width);
+    if (as_first) pack_columns(own_.values, channels_, n, dv, 1.0f, second, width);
+    // What pads the channels of the first half is 0 there, and must not meet a NaN here.
+    if (as_last && as_first) std::fill(own_.transposed + dv * width, second, 0.0f);
+    int64_t first = as_last ? 0 : channels_, depth = (as_first ? channels_ + dv : dv) - first;
+    product(rows_of(own_.pairs + first, 2 * channels_), {own_.transposed + first * width, width}, n, width, depth,
+            Store{own_.gradient, width});
   }
 
   // From the gradient of the map to those of queries, keys and log-decays.

@@ -160,9 +160,8 @@ extern template void product(const Left&, const Right&, int64_t, int64_t, int64_
 extern template void product(const Left&, const Right&, int64_t, int64_t, int64_t, const ScaledStore&);
 extern template void product(const Left&, const Right&, int64_t, int64_t, int64_t, const MixedStore&);
 
-// Copies `rows` rows of `columns` numbers, `stride` apart, to padded rows; what pads them is 0.
-inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
-  int64_t width = padded(columns);
+// Copies `rows` rows of `columns` numbers, `stride` apart, to padded rows `width` apart; what pads them is 0.
+inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to, int64_t width) {
   for (int64_t row = 0; row < rows; ++row) {
     int64_t column = 0;
     for (; column + kLanes <= columns; column += kLanes)
@@ -170,6 +169,10 @@ inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t c
     if (column < columns)
       store(to + row * width + column, load_part(from + row * stride + column, static_cast<int>(columns - column)));
   }
+}
+
+inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
+  pack_rows(from, stride, rows, columns, to, padded(columns));
 }
 
 // Copies the transpose, times `scale`, to `columns` padded rows of `rows` numbers, `to_stride` apart.

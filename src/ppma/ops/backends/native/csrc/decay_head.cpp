@@ -1,0 +1,178 @@
+// Decay heads in training: log-decays -rate * act(w x + bias) of every token and head, with one linear map for all heads, and
+// their gradients.
+//
+// A vector holds the logits of neighbouring tokens, so results are written as the attention reads them, token after token.
+// Sums over the tokens are added up in float32 within a task and in float64 over the tasks, whose number depends on the
+// shape alone.
+#include <algorithm>
+
+#include "decay_activation.h"
+#include "lane_sums.h"
+#include "parallel.h"
+#include "simd.h"
+#include "view.h"
+
+using namespace ppma;
+
+namespace {
+
+constexpr int64_t kTaskTokens = 64;  // a multiple of kLanes
+constexpr int kMostOutputs = 2;
+
+// Mirrors `_PARAMS` of decay_head.py.
+struct DecayHeadParams {
+  View x;               // (batch, tokens, heads * d), last axis of unit stride
+  const float* weight;  // (outputs, d)
+  const float* bias;    // (heads, outputs)
+  const float* rate;    // (heads, outputs); null for 1
+  int64_t batch, tokens, heads, outputs, d;
+  int32_t softplus, threads;
+
+  int64_t pieces() const { return (tokens + kTaskTokens - 1) / kTaskTokens; }
+  int64_t tasks() const { return batch * pieces(); }
+  // What a task sums up: gradients of weight, bias and rate.
+  int64_t sums() const { return outputs * d + 2 * heads * outputs; }
+};
+
+// Mirrors `_GRADIENTS` of decay_head.py. Null pointers stand for zeros.
+struct DecayHeadGradients {
+  View out[kMostOutputs];  // of the log-decays, (batch, heads, tokens)
+  View add;                // of the tokens' other readers, like x
+  float* x;                // contiguous
+  float *weight, *bias, *rate;
+};
+
+// Up to kLanes neighbouring tokens of one image.
+struct Group {
+  int64_t image, first;
+  int count;
+};
+
+template <class Body>
+void each_group(const DecayHeadParams& params, int64_t task, Body body) {
+  int64_t image = task / params.pieces(), begin = task % params.pieces() * kTaskTokens;
+  int64_t end = std::min(params.tokens, begin + kTaskTokens);
+  for (int64_t first = begin; first < end; first += kLanes)
+    body(Group{image, first, static_cast<int>(std::min<int64_t>(kLanes, end - first))});
+}
+
+// Lanes that exist of the vector at channel c of a head.
+inline int lanes_at(int64_t c, int64_t d) { return static_cast<int>(std::min<int64_t>(kLanes, d - c)); }
+inline Vec load_lanes(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_part(from, lanes); }
+inline void store_lanes(float* to, Vec x, int lanes) {
+  if (lanes == kLanes)
+    store(to, x);
+  else
+    store_part(to, x, lanes);
+}
+
+// The logits of a group for one head and output; of tokens that do not exist those of the last one.
+Vec logits(const DecayHeadParams& params, const Group& group, int64_t head, int64_t output) {
+  const float* x = params.x.at(group.image, group.first, 0, 0) + head * params.d;
+  Vec sums[kLanes] = {};
+  for (int64_t c = 0; c < params.d; c += kLanes) {
+    int lanes = lanes_at(c, params.d);
+    Vec weight = load_lanes(params.weight + output * params.d + c, lanes);
+#pragma GCC unroll 16
+    for (int t = 0; t < kLanes; ++t)
+      sums[t] += load_lanes(x + std::min(t, group.count - 1) * params.x.stride[1] + c, lanes) * weight;
+  }
+  float all[kLanes * kLanes];
+#pragma GCC unroll 16
+  for (int t = 0; t < kLanes; ++t) store(all + t * kLanes, sums[t]);
+  return sum_each(all) + params.bias[head * params.outputs + output];
+}
+
+// The gradients of a group: that of its tokens is written, the others are added to the sums of the task.
+template <int kOutputs>
+void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gradients, const Group& group, float* sums) {
+  const int64_t d = params.d, dim = params.heads * d;
+  const IntVec exists = lane_index() < group.count;
+  float *of_weight = sums, *of_bias = sums + kOutputs * d, *of_rate = of_bias + params.heads * kOutputs;
+  const float* x = params.x.at(group.image, group.first, 0, 0);
+  const float* add = gradients.add.data ? gradients.add.at(group.image, group.first, 0, 0) : nullptr;
+  float* grad_x = gradients.x + (group.image * params.tokens + group.first) * dim;
+  for (int64_t head = 0; head < params.heads; ++head) {
+    float moved[kOutputs][kLanes];  // the gradients of the logits
+    for (int o = 0; o < kOutputs; ++o) {
+      const View& out = gradients.out[o];
+      Vec grad{};
+      if (out.data && out.stride[2] == 1) {
+        grad = load_lanes(out.at(group.image, head, group.first, 0), group.count);
+      } else if (out.data) {
+        for (int t = 0; t < group.count; ++t) grad[t] = *out.at(group.image, head, group.first + t, 0);
+      }
+      Activation act = decay_activation(logits(params, group, head, o), params.softplus);
+      int64_t at = head * kOutputs + o;
+      Vec of_logit = select(exists, -(params.rate ? params.rate[at] : 1.0f) * act.slope * grad, Vec{});
+      store(moved[o], of_logit);
+      of_bias[at] += sum(of_logit);
+      of_rate[at] -= sum(select(exists, act.value * grad, Vec{}));
+    }
+    for (int64_t c = 0; c < d; c += kLanes) {
+      int lanes = lanes_at(c, d);
+      Vec weight[kOutputs], total[kOutputs];
+#pragma GCC unroll 2
+      for (int o = 0; o < kOutputs; ++o) {
+        weight[o] = load_lanes(params.weight + o * d + c, lanes);
+        total[o] = load_lanes(of_weight + o * d + c, lanes);
+      }
+      for (int t = 0; t < group.count; ++t) {
+        Vec here = load_lanes(x + t * params.x.stride[1] + head * d + c, lanes);
+        Vec grad = add ? load_lanes(add + t * gradients.add.stride[1] + head * d + c, lanes) : Vec{};
+#pragma GCC unroll 2
+        for (int o = 0; o < kOutputs; ++o) {
+          grad += moved[o][t] * weight[o];
+          total[o] += moved[o][t] * here;
+        }
+        store_lanes(grad_x + t * dim + head * d + c, grad, lanes);
+      }
+#pragma GCC unroll 2
+      for (int o = 0; o < kOutputs; ++o) store_lanes(of_weight + o * d + c, total[o], lanes);
+    }
+  }
+}
+
+}  // namespace
+
+// out is (outputs, batch, heads, tokens), contiguous.
+PPMA_EXPORT int ppma_decay_head(const DecayHeadParams* given, float* out) {
+  const DecayHeadParams& params = *given;
+  parallel_for(params.tasks(), params.threads, [&](int64_t task) {
+    each_group(params, task, [&](const Group& group) {
+      for (int64_t o = 0; o < params.outputs; ++o)
+        for (int64_t head = 0; head < params.heads; ++head) {
+          Vec value = decay_activation(logits(params, group, head, o), params.softplus).value;
+          float rate = params.rate ? params.rate[head * params.outputs + o] : 1.0f;
+          int64_t line = (o * params.batch + group.image) * params.heads + head;
+          store_lanes(out + line * params.tokens + group.first, -rate * value, group.count);
+        }
+    });
+  });
+  return 0;
+}
+
+PPMA_EXPORT int ppma_decay_head_backward(const DecayHeadParams* given, const DecayHeadGradients* gradients) {
+  const DecayHeadParams& params = *given;
+  const int64_t sums = params.sums();
+  // One more than needed: of nothing calloc may return null.
+  auto* partial = static_cast<float*>(std::calloc(params.tasks() * sums + 1, sizeof(float)));
+  if (!partial) return 1;
+  auto run = params.outputs == 1 ? group_gradients<1> : group_gradients<2>;
+  parallel_for(params.tasks(), params.threads, [&](int64_t task) {
+    each_group(params, task, [&](const Group& group) { run(params, *gradients, group, partial + task * sums); });
+  });
+  const int64_t of_weight = params.outputs * params.d, of_head = params.heads * params.outputs;
+  for (int64_t at = 0; at < sums; ++at) {
+    double total = 0;
+    for (int64_t task = 0; task < params.tasks(); ++task) total += partial[task * sums + at];
+    if (at < of_weight)
+      gradients->weight[at] = static_cast<float>(total);
+    else if (at < of_weight + of_head)
+      gradients->bias[at - of_weight] = static_cast<float>(total);
+    else if (gradients->rate)
+      gradients->rate[at - of_weight - of_head] = static_cast<float>(total);
+  }
+  std::free(partial);
+  return 0;
+}
