@@ -9,6 +9,7 @@ import torch.utils.checkpoint
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 
 from ppma.layers import recompute
+from ppma.layers.block import ConvFeedForward
 from ppma.layers.recompute import recomputing
 
 pytestmark = pytest.mark.native
@@ -139,3 +140,40 @@ def test_projection_hook_keeps_result():
         handle.remove()
         tokens, kept = seen[0]
         assert torch.equal(projection(tokens), kept)
+
+
+def feed_forward():
+    torch.manual_seed(0)
+    return ConvFeedForward(8, 24), torch.randn(2, 5, 6, 8, requires_grad=True)
+
+
+def test_feed_forward_keeps_no_output_of_its_convolution():
+    layer, x = feed_forward()
+    saved = []
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor.shape) or tensor, keep):
+        layer(x)
+    # The result of the first layer alone, which the convolution reads.
+    assert saved.count(torch.Size([2, 5, 6, 24])) == 1
+
+
+@pytest.mark.parametrize("watch", ["hook", "pre-hook", "other layer"])
+def test_feed_forward_calls_a_layer_that_is_watched(watch):
+    layer, x = feed_forward()
+    calls = []
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    if watch == "hook":
+        layer.reduce.register_forward_hook(lambda *arguments: calls.append(1))
+    elif watch == "pre-hook":
+        layer.reduce.register_forward_pre_hook(lambda *arguments: calls.append(1))
+    else:
+
+        class Counting(torch.nn.Linear):
+            def forward(self, values):
+                calls.append(1)
+                return super().forward(values)
+
+        layer.reduce.__class__ = Counting
+    results = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    assert calls == [1]
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value)

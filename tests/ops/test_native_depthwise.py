@@ -52,6 +52,39 @@ def test_every_instruction_set(isa, monkeypatch):
     assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))
 
 
+def then_linear(x, taps, offsets, weight, bias):
+    return F.linear(composition(x, taps, offsets, gelu=True), weight, bias)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 6, 32), (1, 1, 9, 16), (3, 7, 1, 5), (1, 1, 1, 1), (66, 4, 4, 70)], ids=str)
+def test_depthwise_linear_accuracy(isa, shape):
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(7, shape[-1], generator=generator), torch.randn(7, generator=generator)
+    tensors = [*inputs(shape, 3, with_base=False), weight, bias]
+    # A weight's gradient sums what an output already is the sum of.
+    fast = functools.partial(depthwise.depthwise_linear, backend="native")
+    assert_accurate(fast, then_linear, tensors, roundings(shape, 3) + shape[-1])
+
+
+def test_depthwise_linear_frozen_and_without_biases():
+    x, taps, _ = inputs((2, 5, 6, 32), 3, with_base=False)
+    weight = torch.randn(7, 32)
+    for leaf in (x, taps):
+        results = []
+        for function in (functools.partial(depthwise.depthwise_linear, backend="native"), then_linear):
+            leaf.requires_grad_()
+            results.append(torch.autograd.grad(function(x, taps, None, weight, None).square().sum(), leaf)[0])
+            leaf.requires_grad_(False)
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_depthwise_linear_empty_batch(isa):
+    tensors = [*inputs((0, 4, 5, 8), 3, with_base=False), torch.randn(3, 8), torch.randn(3)]
+    out, *gradients = outputs_and_gradients(functools.partial(depthwise.depthwise_linear, backend="native"), tensors)
+    assert out.shape == (0, 4, 5, 3)
+    assert all((gradient == 0).all() for gradient in gradients[1:])
+
+
 @pytest.mark.parametrize("shape", [(150, 2, 3, 20), (66, 4, 4, 70)], ids=str)
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_depthwise_groups_of_images(shape, kernel):

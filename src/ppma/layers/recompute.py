@@ -25,13 +25,19 @@ def recomputing(value: Tensor, recompute: Recompute) -> contextlib.AbstractConte
         value: a tensor that outlives the context.
         recompute: computes it from tensors that are saved anyway.
     """
-    if value.device.type != "cpu" or not (torch.is_grad_enabled() and value.requires_grad):
-        return contextlib.nullcontext()
-    if torch.compiler.is_compiling() or value.nbytes < SMALLEST:
-        return contextlib.nullcontext()
-    if not kernels_serve("auto", "depthwise_conv", value):
-        return contextlib.nullcontext()
-    return _recomputing(value, recompute)
+    return _recomputing(value, recompute) if worthwhile(value) else contextlib.nullcontext()
+
+
+def worthwhile(value: Tensor) -> bool:
+    """Whether a tensor like `value` had better be recomputed than saved; see `recomputing`."""
+    return (
+        value.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and value.requires_grad
+        and not torch.compiler.is_compiling()
+        and value.nbytes >= SMALLEST
+        and kernels_serve("auto", "depthwise_conv", value)
+    )
 
 
 @contextlib.contextmanager

@@ -37,3 +37,36 @@ def depthwise_conv(
                 [ 5.,  7.,  5.]])
     """
     return backends.compose(backend, "depthwise_conv", x, weight, bias, residual, gelu)
+
+
+def depthwise_linear(
+    x: Tensor,
+    taps: Tensor,
+    offsets: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """`linear(h)` with `h = depthwise_conv(x, taps, offsets, gelu=True)`, for training with less memory.
+
+    The native kernels do not keep h for the backward pass: the convolution's gradient computes it again on the way.
+
+    Args:
+        x: (B, H, W, C).
+        taps: (C, 1, k, k) with k odd; the native backend has a kernel for 3x3.
+        offsets: (C,) or None, added to the convolution.
+        weight: (outputs, C).
+        bias: (outputs,) or None.
+        backend: selects the implementation.
+
+    Returns:
+        (B, H, W, outputs).
+
+    Examples:
+        >>> import torch
+        >>> from ppma.ops.depthwise import depthwise_linear
+        >>> depthwise_linear(torch.ones(1, 2, 2, 4), torch.zeros(4, 1, 3, 3), None, torch.ones(3, 4), None).shape
+        torch.Size([1, 2, 2, 3])
+    """
+    return backends.compose(backend, "depthwise_linear", x, taps, offsets, weight, bias)

@@ -178,6 +178,12 @@ class Backend(Protocol):
         """`residual + conv(act(x)) + bias` of channel-last x (B, H, W, C); differentiable by itself."""
 
     @staticmethod
+    def depthwise_linear(
+        x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """`linear(gelu(x) + conv(gelu(x)) + offsets)` of channel-last x; differentiable by itself."""
+
+    @staticmethod
     def rotary_split(
         packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
     ) -> tuple[Tensor, Tensor, Tensor]:

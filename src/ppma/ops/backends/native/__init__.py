@@ -7,7 +7,7 @@ from ppma.ops.backends.native.attention import polyline_attention, polyline_atte
 from ppma.ops.backends.native.conv import conv3x3
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.native.decay_head import decay_head
-from ppma.ops.backends.native.depthwise import depthwise_conv
+from ppma.ops.backends.native.depthwise import depthwise_conv, depthwise_linear
 from ppma.ops.backends.native.fused_block import fused_block
 from ppma.ops.backends.native.fused_conv import fused_conv
 from ppma.ops.backends.native.fused_linear import fused_linear
@@ -21,6 +21,7 @@ __all__ = [
     "criss_cross_attention_backward",
     "decay_head",
     "depthwise_conv",
+    "depthwise_linear",
     "fused_block",
     "fused_conv",
     "fused_linear",

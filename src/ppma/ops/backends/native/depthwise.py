@@ -5,7 +5,9 @@ from ctypes import POINTER, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native.library import Kernel, contiguous_address, require_tokens, threads, view
@@ -14,7 +16,7 @@ from ppma.ops.watching import observed
 _SIZES = POINTER(c_int64)
 _depthwise = Kernel("ppma_depthwise_conv", *(c_void_p,) * 5, _SIZES, c_int64, c_int, c_int)
 _depthwise_backward = Kernel(
-    "ppma_depthwise_conv_backward", *(c_void_p,) * 3, c_int, *(c_void_p,) * 3, _SIZES, c_int64, c_int, c_int
+    "ppma_depthwise_conv_backward", *(c_void_p,) * 4, c_int, *(c_void_p,) * 4, _SIZES, c_int64, c_int, c_int
 )
 
 KERNEL_SIZES = (3, 5)
@@ -59,7 +61,15 @@ def _convolve_backward(
     grad: Tensor, x: Tensor, weight: Tensor, own_residual: bool, gelu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
+    return gradients(grad, x, weight, None, own_residual, gelu, None)
+
+
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, own_residual: bool, gelu: bool, out: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias; `out`, for a 3x3 kernel with GELU and no residual, takes the output again."""
     grad, x, weight = _channels_last(grad), _channels_last(x), weight.contiguous()
+    bias = bias if bias is None else bias.contiguous()
     grad_x, grad_weight, grad_bias = (
         torch.empty(shape, dtype=torch.float32, device=x.device) for shape in (x.shape, weight.shape, x.shape[-1:])
     )
@@ -67,10 +77,12 @@ def _convolve_backward(
         view(grad, x.shape),
         view(x, x.shape),
         _taps(weight, x),
+        None if bias is None else contiguous_address(bias, x.shape[-1:]),
         own_residual,
         view(grad_x, x.shape),
         _taps(grad_weight, x),
         contiguous_address(grad_bias, x.shape[-1:]),
+        None if out is None else view(out, x.shape),
         _sizes(x),
         weight.shape[-1],
         gelu,
@@ -131,3 +143,33 @@ def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
         return _operator(x, weight, bias, residual, gelu)
     run = _Convolution.apply if torch.is_grad_enabled() else _convolve
     return run(x, weight, bias, residual, gelu)
+
+
+class _ConvolutionThenLinear(torch.autograd.Function):
+    """The convolution's backward pass computes its output again, for the gradient of the linear layer's weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, taps, offsets, weight)
+        return F.linear(_convolve(x, taps, offsets, None, True), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, taps, offsets, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        mixed = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        of_mixed = (rows @ weight).view(x.shape)
+        of_x, of_taps, of_offsets = gradients(of_mixed, x, taps, offsets, True, True, mixed)
+        of_weight = rows.mT @ mixed.flatten(0, -2) if ctx.needs_input_grad[3] else None
+        of_bias = rows.sum(0) if ctx.needs_input_grad[4] else None
+        return of_x, of_taps, None if offsets is None else of_offsets, of_weight, of_bias
+
+
+def depthwise_linear(x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `ppma.ops.depthwise.depthwise_linear`."""
+    if taps.shape[-1] != 3:
+        raise BackendUnavailableError(f"native kernels: expected a depthwise kernel of size 3, got {taps.shape[-1]}")
+    return _ConvolutionThenLinear.apply(x, taps, offsets, weight, bias)

@@ -3,7 +3,14 @@
 import torch
 
 from ppma.ops.backends.pytorch.attention import polyline_attention, polyline_attention_backward
-from ppma.ops.backends.pytorch.block import conv3x3, depthwise_conv, fused_conv, fused_linear, rotary_split
+from ppma.ops.backends.pytorch.block import (
+    conv3x3,
+    depthwise_conv,
+    depthwise_linear,
+    fused_conv,
+    fused_linear,
+    rotary_split,
+)
 from ppma.ops.backends.pytorch.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.pytorch.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.pytorch.scan import polyline_scan, polyline_scan_backward
@@ -15,6 +22,7 @@ __all__ = [
     "criss_cross_attention_backward",
     "decay_head",
     "depthwise_conv",
+    "depthwise_linear",
     "fused_conv",
     "fused_linear",
     "linear_attention",

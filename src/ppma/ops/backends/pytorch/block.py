@@ -22,6 +22,11 @@ def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
     return out.permute(0, 2, 3, 1) + (values if residual is None else residual)
 
 
+def depthwise_linear(x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear(act(x) + conv(act(x)))`; see `ppma.ops.depthwise.depthwise_linear`."""
+    return F.linear(depthwise_conv(x, taps, offsets, None, True), weight, bias)
+
+
 def rotary_split(
     packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

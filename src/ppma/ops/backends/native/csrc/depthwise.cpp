@@ -158,6 +158,10 @@ void pack_taps(const float* weight, const Task& task, int64_t block, bool rotate
   for (int64_t c = 0; c < task.count; ++c) taps[K * K / 2 * block + c] += centre;
 }
 
+void pack_offsets(const float* bias, const Task& task, int64_t block, float* offsets) {
+  for (int64_t c = 0; c < block; ++c) offsets[c] = bias && c < task.count ? bias[task.channel + c] : 0.0f;
+}
+
 // Fills row y of a ring with make(vector of x, offset in the row), or with zeros outside the image.
 template <int K, class Make>
 void fill(const Ring<K>& ring, const View& x, const Shape& shape, const Task& task, int64_t y, Make make) {
@@ -192,7 +196,7 @@ int forward(const View& x, const float* weight, const float* bias, const View* b
     }
     float* offsets = taps + K * K * shape.block;
     pack_taps<K>(weight, task, shape.block, false, base ? 0.0f : 1.0f, taps);
-    for (int64_t c = 0; c < shape.block; ++c) offsets[c] = bias && c < task.count ? bias[task.channel + c] : 0.0f;
+    pack_offsets(bias, task, shape.block, offsets);
     Ring<K> ring(offsets + shape.block, shape);
     auto activate = [](Vec value, int64_t) { return kGelu ? gelu(value).value : value; };
     for (; task.image < task.last_image; ++task.image) {
@@ -269,10 +273,12 @@ void add_tap_gradients(const Ring<K>& grads, const Ring<K>& values, const Shape&
   }
 }
 
+// With GELU and no base, `out` may also take the output again: its inputs are at hand.
 template <int K, bool kGelu>
-int backward(const View& grad, const View& x, const float* weight, bool own_base, const View& grad_x,
-             float* grad_weight, float* grad_bias, const int64_t* sizes, int threads) {
+int backward(const View& grad, const View& x, const float* weight, const float* bias, bool own_base, const View& grad_x,
+             float* grad_weight, float* grad_bias, const View* out, const int64_t* sizes, int threads) {
   constexpr int kRings = kGelu ? 3 : 2;
+  constexpr bool kHasOutput = kGelu && K == 3;
   Shape shape(sizes, K, kRings);
   int64_t count = (K * K + 1) * shape.block;
   // One more than needed: of nothing calloc may return null.
@@ -282,14 +288,19 @@ int backward(const View& grad, const View& x, const float* weight, bool own_base
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
     int64_t ring_size = Ring<K>::size(shape);
-    float* taps = Scratch::floats(K * K * shape.block + count + kRings * ring_size);
+    float* taps = Scratch::floats(K * K * shape.block + 2 * count + kRings * ring_size);
     if (!taps) {
       failed = true;
       return;
     }
     float* sums = taps + K * K * shape.block;
-    float* rings = sums + count;
+    float *output_taps = sums + count, *offsets = output_taps + K * K * shape.block;
+    float* rings = offsets + shape.block;
     pack_taps<K>(weight, task, shape.block, true, own_base ? 1.0f : 0.0f, taps);
+    if (kHasOutput && out) {
+      pack_taps<K>(weight, task, shape.block, false, 1.0f, output_taps);
+      pack_offsets(bias, task, shape.block, offsets);
+    }
     std::memset(sums, 0, sizeof(float) * count);
     Ring<K> values(rings, shape), grads(rings + ring_size, shape);
     Ring<K> slopes(kGelu ? rings + 2 * ring_size : rings, shape);
@@ -312,6 +323,12 @@ int backward(const View& grad, const View& x, const float* weight, bool own_base
         if (++rows % kFlushRows == 0 || last) {
           for (int64_t k = 0; k < count; ++k) partial[index * count + k] += sums[k];
           std::memset(sums, 0, sizeof(float) * count);
+        }
+        if (kHasOutput && out) {
+          float* of_out = task.pixel(*out, y, 0);
+          convolve_row(
+              values, output_taps, shape, task, y, [&](int64_t, int64_t c) { return load(offsets + c); },
+              [&](int64_t j, int64_t c, Vec sum) { store_lanes(of_out + j * out->stride[2] + c, sum, task.lanes(c)); });
         }
         float* to = task.pixel(grad_x, y, 0);
         const float* slope = slopes.inside(y);
@@ -362,12 +379,14 @@ PPMA_EXPORT int ppma_depthwise_conv(const View* x, const float* weight, const fl
   });
 }
 
-// Gradients of x, weight and bias; that of a base is grad itself.
-PPMA_EXPORT int ppma_depthwise_conv_backward(const View* grad, const View* x, const float* weight, int own_base,
-                                        const View* grad_x, float* grad_weight, float* grad_bias, const int64_t* sizes,
-                                        int64_t kernel, int with_gelu, int threads) {
+// Gradients of x, weight and bias; that of a base is grad itself. `out`, null or for a 3x3 kernel with GELU and no base, takes
+// the output, with `bias`.
+PPMA_EXPORT int ppma_depthwise_conv_backward(const View* grad, const View* x, const float* weight, const float* bias,
+                                             int own_base, const View* grad_x, float* grad_weight, float* grad_bias,
+                                             const View* out, const int64_t* sizes, int64_t kernel, int with_gelu,
+                                             int threads) {
   return dispatch(kernel, with_gelu, [&](auto size, auto activation) {
-    return backward<size.value, activation.value>(*grad, *x, weight, own_base, *grad_x, grad_weight, grad_bias, sizes,
-                                                  threads);
+    return backward<size.value, activation.value>(*grad, *x, weight, bias, own_base, *grad_x, grad_weight, grad_bias, out,
+                                                  sizes, threads);
   });
 }
