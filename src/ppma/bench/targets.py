@@ -139,13 +139,13 @@ def rows() -> dict[str, Row | DenseRow]:
                 f"ppma_tiny/{formulation}/inference-8",
                 tiny(),
                 (PLAIN, NONE, RAW),
-                11,
+                31,
                 floor=True,
                 memory=True,
                 quick=True,
             ),
             Row(f"ppma_tiny/{formulation}/inference-1", tiny(batch=1), (PLAIN, NONE, RAW), 31, quick=True),
-            Row(f"ppma_tiny/{formulation}/train-8", tiny(mode="train"), (PLAIN, NONE), 9, memory=True, quick=True),
+            Row(f"ppma_tiny/{formulation}/train-8", tiny(mode="train"), (PLAIN, NONE), 21, memory=True, quick=True),
         ]
     for size in (32, 64):
         nano = functools.partial(Variant, "ppma_nano", size=size)
