@@ -58,13 +58,6 @@ void each_group(const DecayHeadParams& params, int64_t task, Body body) {
 
 // Lanes that exist of the vector at channel c of a head.
 inline int lanes_at(int64_t c, int64_t d) { return static_cast<int>(std::min<int64_t>(kLanes, d - c)); }
-inline Vec load_lanes(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_part(from, lanes); }
-inline void store_lanes(float* to, Vec x, int lanes) {
-  if (lanes == kLanes)
-    store(to, x);
-  else
-    store_part(to, x, lanes);
-}
 
 // The logits of a group for one head and output; of tokens that do not exist those of the last one.
 Vec logits(const DecayHeadParams& params, const Group& group, int64_t head, int64_t output) {

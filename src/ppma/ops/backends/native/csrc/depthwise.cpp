@@ -26,14 +26,6 @@ constexpr int64_t kRingFloats = 48 << 10;  // of all rings of a task, which stay
 constexpr int64_t kNarrowBlock = 64;
 constexpr int64_t kFlushRows = 8;   // after so many rows the float sums of the tap gradients go into double ones
 
-inline Vec load_lanes(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_part(from, lanes); }
-inline void store_lanes(float* to, Vec x, int lanes) {
-  if (lanes == kLanes)
-    store(to, x);
-  else
-    store_part(to, x, lanes);
-}
-
 struct Shape {
   int64_t batch, height, width, channels;
   int64_t block;  // channels of a task, a multiple of kLanes

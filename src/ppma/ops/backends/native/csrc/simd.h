@@ -101,6 +101,15 @@ inline void store_part(float* to, Vec x, int count) {
 #endif
 }
 
+// The same, with a whole vector where all lanes exist: masked stores take many cycles on AMD's AVX2.
+inline Vec load_lanes(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_part(from, lanes); }
+inline void store_lanes(float* to, Vec x, int lanes) {
+  if (lanes == kLanes)
+    store(to, x);
+  else
+    store_part(to, x, lanes);
+}
+
 // NaN in `a` is passed on.
 inline Vec max(Vec a, Vec b) { return select(b > a, b, a); }
 inline Vec min(Vec a, Vec b) { return select(b < a, b, a); }
