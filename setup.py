@@ -29,7 +29,7 @@ HEADERS = sorted(str(path) for path in NATIVE.glob("csrc/*.h"))
 # compiled for different instruction sets, and code for the newer one could run on a CPU that lacks it.
 INSTRUCTION_SETS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    INSTRUCTION_SETS["portable"] = ["-O2"]  # for CPUs of before 2013: -O3 would add to the time of every installation
+    INSTRUCTION_SETS["portable"] = ["-O1"]  # for CPUs of before 2013: more would add to the time of every installation
     INSTRUCTION_SETS["avx2"] = ["-mavx2", "-mfma"]
     INSTRUCTION_SETS["avx512"] = ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma"]
 

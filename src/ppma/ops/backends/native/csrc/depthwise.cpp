@@ -116,23 +116,74 @@ inline void with_count(int64_t count, Action action) {
   }
 }
 
-// Convolves row y of a ring: start(j, c) gives the first term of a vector of outputs, finish(j, c, sum) takes the result.
-template <int K, class Start, class Finish>
-void convolve_row(const Ring<K>& ring, const float* taps, const Shape& shape, const Task& task, int64_t y, Start start,
-                  Finish finish) {
+// What becomes of a row of sums: to = (offsets + base + sum) * slope, each of the three or none of them. Decided when it
+// runs, so that every direction and activation shares the convolutions below: they are most of what there is to compile.
+struct Epilogue {
+  float* to;
+  int64_t to_stride;
+  const float* offsets = nullptr;  // of the channels
+  const float* base = nullptr;
+  int64_t base_stride = 0;
+  const float* slope = nullptr;  // as in a ring
+
+  template <int kCount>
+  void start(int64_t j, int64_t c, int lanes, Vec (&sums)[kCount]) const {
+    Vec offset = offsets ? load(offsets + c) : Vec{};
+#pragma GCC unroll 8
+    for (int o = 0; o < kCount; ++o) sums[o] = offset;
+    if (!base) return;
+    const float* from = held(base + j * base_stride + c);
+    if (lanes == kLanes) {
+#pragma GCC unroll 8
+      for (int o = 0; o < kCount; ++o, from += base_stride) sums[o] += load(from);
+    } else {
+      for (int o = 0; o < kCount; ++o, from += base_stride) sums[o] += load_part(from, lanes);
+    }
+  }
+
+  template <int kCount>
+  void finish(int64_t j, int64_t c, int lanes, int64_t block, Vec (&sums)[kCount]) const {
+    if (slope) {
+      const float* by = held(slope + j * block + c);
+#pragma GCC unroll 8
+      for (int o = 0; o < kCount; ++o, by += block) sums[o] *= load(by);
+    }
+    float* at = held(to + j * to_stride + c);
+    if (lanes == kLanes) {
+#pragma GCC unroll 8
+      for (int o = 0; o < kCount; ++o, at += to_stride) store(at, sums[o]);
+    } else {
+      for (int o = 0; o < kCount; ++o, at += to_stride) store_part(at, sums[o], lanes);
+    }
+  }
+
+ private:
+  // One pointer for all the vectors of a tile: the compiler would keep one for each, more than there are registers, and add
+  // to all of them after every tile.
+  template <class Pointer>
+  static Pointer held(Pointer pointer) {
+    asm("" : "+r"(pointer));
+    return pointer;
+  }
+};
+
+// Convolves row y of a ring.
+template <int K>
+[[gnu::noinline]] void convolve_row(const Ring<K>& ring, const float* taps, const Shape& shape, const Task& task,
+                                    int64_t y, Epilogue epilogue) {
+  const float* first[K];
+  for (int ky = 0; ky < K; ++ky) first[ky] = ring.row(y + ky - K / 2);
   int64_t tiles = (shape.width + kOutputs - 1) / kOutputs;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     int64_t j = shape.width * tile / tiles;
     with_count(shape.width * (tile + 1) / tiles - j, [&](auto outputs) {
       for (int64_t c = 0; c < task.count; c += kLanes) {
         const float* rows[K];
-        for (int ky = 0; ky < K; ++ky) rows[ky] = ring.row(y + ky - K / 2) + j * ring.block + c;
+        for (int ky = 0; ky < K; ++ky) rows[ky] = first[ky] + j * ring.block + c;
         Vec sums[outputs.value];
-#pragma GCC unroll 8
-        for (int o = 0; o < outputs.value; ++o) sums[o] = start(j + o, c);
+        epilogue.start(j, c, task.lanes(c), sums);
         convolve<K>(rows, taps + c, ring.block, sums);
-#pragma GCC unroll 8
-        for (int o = 0; o < outputs.value; ++o) finish(j + o, c, sums[o]);
+        epilogue.finish(j, c, task.lanes(c), ring.block, sums);
       }
     });
   }
@@ -195,14 +246,9 @@ int forward(const View& x, const float* weight, const float* bias, const View* b
       for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill(ring, x, shape, task, y, activate);
       for (int64_t y = task.begin; y < task.end; ++y) {
         fill(ring, x, shape, task, y + K / 2, activate);
-        float* to = task.pixel(out, y, 0);
-        auto finish = [&](int64_t j, int64_t c, Vec sum) { store_lanes(to + j * out.stride[2] + c, sum, task.lanes(c)); };
-        const float* from = base ? task.pixel(*base, y, 0) : nullptr;
-        auto start = [&](int64_t j, int64_t c) {
-          Vec offset = load(offsets + c);
-          return from ? offset + load_lanes(from + j * base->stride[2] + c, task.lanes(c)) : offset;
-        };
-        convolve_row(ring, taps, shape, task, y, start, finish);
+        Epilogue epilogue{task.pixel(out, y, 0), out.stride[2], offsets};
+        if (base) epilogue.base = task.pixel(*base, y, 0), epilogue.base_stride = base->stride[2];
+        convolve_row(ring, taps, shape, task, y, epilogue);
       }
     }
   });
@@ -244,8 +290,8 @@ inline void add_tap_row(const float* grad, const float* const* rows, int64_t blo
 
 // Row y of the tap gradients, [ky][kx][channel], and the gradient of the bias behind them.
 template <int K>
-void add_tap_gradients(const Ring<K>& grads, const Ring<K>& values, const Shape& shape, const Task& task, int64_t y,
-                       float* sums) {
+[[gnu::noinline]] void add_tap_gradients(const Ring<K>& grads, const Ring<K>& values, const Shape& shape,
+                                         const Task& task, int64_t y, float* sums) {
   int64_t block = shape.block;
   for (int64_t c = 0; c < task.count; c += kLanes) {
     const float* grad = grads.inside(y) + c;
@@ -316,20 +362,11 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
           for (int64_t k = 0; k < count; ++k) partial[index * count + k] += sums[k];
           std::memset(sums, 0, sizeof(float) * count);
         }
-        if (kHasOutput && out) {
-          float* of_out = task.pixel(*out, y, 0);
-          convolve_row(
-              values, output_taps, shape, task, y, [&](int64_t, int64_t c) { return load(offsets + c); },
-              [&](int64_t j, int64_t c, Vec sum) { store_lanes(of_out + j * out->stride[2] + c, sum, task.lanes(c)); });
-        }
-        float* to = task.pixel(grad_x, y, 0);
-        const float* slope = slopes.inside(y);
-        convolve_row(
-            grads, taps, shape, task, y, [](int64_t, int64_t) { return Vec{}; },
-            [&](int64_t j, int64_t c, Vec sum) {
-              if (kGelu) sum *= load(slope + j * shape.block + c);
-              store_lanes(to + j * grad_x.stride[2] + c, sum, task.lanes(c));
-            });
+        if (kHasOutput && out)
+          convolve_row(values, output_taps, shape, task, y, {task.pixel(*out, y, 0), out->stride[2], offsets});
+        Epilogue epilogue{task.pixel(grad_x, y, 0), grad_x.stride[2]};
+        if (kGelu) epilogue.slope = slopes.inside(y);
+        convolve_row(grads, taps, shape, task, y, epilogue);
       }
     }
   });

@@ -1,23 +1,21 @@
 #include "packed_tile.h"
 
+#include <algorithm>
+
 #include "gelu.h"
 
 namespace ppma {
 
 namespace {
 
-// `tiles` tiles of M rows each, from tile `from` and row `first` on. Of the last vector of outputs `lanes` exist, all unless
-// kEdge.
-template <int M, int N, bool kEdge>
+// `tiles` tiles of M rows each, from tile `from` and row `first` on. Of the last vector of outputs `lanes` exist.
+template <int M, int N>
 __attribute__((noinline)) void sum_tiles(const PanelProduct& product, int64_t from, int64_t first, int64_t tiles, int lanes) {
   auto read = [&](const float* from, int n) {
-    return kEdge && n == N - 1 ? load_part(from + n * kLanes, lanes) : load(from + n * kLanes);
+    return load_lanes(from + n * kLanes, n == N - 1 ? lanes : kLanes);
   };
   auto write = [&](float* to, int n, Vec x) {
-    if (kEdge && n == N - 1)
-      store_part(to + n * kLanes, x, lanes);
-    else
-      store(to + n * kLanes, x);
+    store_lanes(to + n * kLanes, x, n == N - 1 ? lanes : kLanes);
   };
   const int64_t x_stride = product.x_stride, out_stride = product.out_stride, tile_stride = product.tile_stride;
   const float *x = product.x + (tile_stride ? from * tile_stride : first * x_stride), *start = product.start;
@@ -87,21 +85,21 @@ __attribute__((noinline)) void sum_tiles(const PanelProduct& product, int64_t fr
 }
 
 // Calls `sum_tiles` for a height of 1 .. kTileRows.
-template <int N, bool kEdge, int M = kTileRows>
+template <int N, int M = kTileRows>
 void of_height(int64_t height, const PanelProduct& product, int64_t from, int64_t first, int64_t tiles, int lanes) {
   if constexpr (M > 0) {
     if (height == M)
-      sum_tiles<M, N, kEdge>(product, from, first, tiles, lanes);
+      sum_tiles<M, N>(product, from, first, tiles, lanes);
     else
-      of_height<N, kEdge, M - 1>(height, product, from, first, tiles, lanes);
+      of_height<N, M - 1>(height, product, from, first, tiles, lanes);
   }
 }
 
-template <int N, bool kEdge>
+template <int N>
 void run_rows(const PanelProduct& product, int64_t rows, int lanes) {
   const Tiles tiles(rows);
-  if (tiles.high) of_height<N, kEdge>(tiles.low + 1, product, 0, 0, tiles.high, lanes);
-  of_height<N, kEdge>(tiles.low, product, tiles.high, tiles.high * (tiles.low + 1), tiles.count - tiles.high, lanes);
+  if (tiles.high) of_height<N>(tiles.low + 1, product, 0, 0, tiles.high, lanes);
+  of_height<N>(tiles.low, product, tiles.high, tiles.high * (tiles.low + 1), tiles.count - tiles.high, lanes);
 }
 
 // Calls `run_rows` for as many vectors as `outputs` need.
@@ -109,10 +107,8 @@ template <int N = kPanelVectors>
 void of_width(const PanelProduct& product, int64_t rows, int64_t outputs) {
   if constexpr (N > 0) {
     const int64_t lanes = outputs - (N - 1) * kLanes;
-    if (lanes >= kLanes)
-      run_rows<N, false>(product, rows, kLanes);
-    else if (lanes > 0)
-      run_rows<N, true>(product, rows, static_cast<int>(lanes));
+    if (lanes > 0)
+      run_rows<N>(product, rows, static_cast<int>(std::min<int64_t>(lanes, kLanes)));
     else
       of_width<N - 1>(product, rows, outputs);
   }

@@ -46,15 +46,10 @@ struct ScanJob {
     walk<false>(unit, lower, shared + !lower * half_floats(), own);
   }
 
-  template <bool inwards>
-  void walk(int64_t unit, bool lower, float* states, float* own) const {
-    int64_t bytes = geometry.height() * geometry.width() * geometry.channels() * sizeof(float);
-    bytes > kFarBytes ? rows<inwards, true>(unit, lower, states, own) : rows<inwards, false>(unit, lower, states, own);
-  }
-
   // Never inlined: two copies might be compiled to different roundings.
-  template <bool inwards, bool far>
-  [[gnu::noinline]] void rows(int64_t unit, bool lower, float* states, float* own) const {
+  template <bool inwards>
+  [[gnu::noinline]] void walk(int64_t unit, bool lower, float* states, float* own) const {
+    bool far = int64_t(geometry.height() * geometry.width() * geometry.channels() * sizeof(float)) > kFarBytes;
     int64_t plane = unit / groups(), first = unit % groups() * group;
     int64_t last = std::min(first + group, geometry.vectors());
     Half half{lower, geometry.edges(plane)};
@@ -72,7 +67,7 @@ struct ScanJob {
         StateRow<Scan::kStates> row_states{states + (vector - first) * StateRow<Scan::kStates>::floats(half.edges.width)};
         Scan::template step<inwards>(from.read(i, space.in), half.edges.along(i), inwards ? half.outer(r) : half.inner(r),
                                      half.edges.width, row_states, space, [&](int64_t j, Vec value) PPMA_INLINE {
-                                       if constexpr (far) {
+                                       if (far) {
                                          next_x.prefetch(j);
                                          next_y.prefetch<true>(j);
                                        }
