@@ -71,6 +71,12 @@ def test_whole_block_grids(isa, grid):
     check(tokens(2, *grid, 32))
 
 
+@pytest.mark.parametrize(("dim", "heads"), [(416, 26), (800, 50)])
+def test_wide_blocks(isa, dim, heads):
+    """Inputs that are summed in two and three parts, and more decays than a panel of weights holds."""
+    check(tokens(3, 4, 3, dim), dim=dim, heads=heads)
+
+
 def test_whole_block_groups(isa):
     """Images pass the block in groups; the result does not depend on the others, nor on the threads."""
     x = tokens(70, 8, 16, 32)  # groups of 32

@@ -13,7 +13,7 @@ from ppma.ops.backends.native.library import Kernel, contiguous_address
 
 # BlockParams of csrc/block.h: what changes from call to call, and the rest.
 _IMAGES = struct.Struct("PPq")
-_BLOCK = struct.Struct("5q14PffPPqPPPiiiiii")
+_BLOCK = struct.Struct("5q14PffPPqPPPPiiiiii")
 _kernel = Kernel("ppma_block", c_void_p)
 
 
@@ -37,27 +37,27 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
     library.require_tokens((height, width, dim, hidden))
     if not rotates(2 * dim, head_dim):
         raise BackendUnavailableError(f"native kernels: fused_block cannot rotate {2 * dim} in heads of {head_dim}")
-    decays, bias, rate, softplus, fixed = 0, 0, 0, False, 0
+    decays, weight, bias, rate, softplus, fixed = 0, 0, 0, 0, False, 0
     made: list[Tensor] = []
     if block.decay is not None:
         logits, scale, softplus = block.decay
-        shape = logits.shape
-        decays, logits = shape[1], logits.contiguous()
-        made.append(logits)
-        bias = contiguous_address(logits, shape)
+        decays = logits.shape[1]
+        of_logits = slice(3 * dim, None)
+        weight = _packed(block.qkv, of_logits, made)
+        made.append(block.qkv.bias[of_logits] + logits.flatten())
+        bias = contiguous_address(made[-1], (block.heads * decays,))
         if scale is not None:
             made.append(scale.contiguous())
-            rate = contiguous_address(made[-1], shape)
+            rate = contiguous_address(made[-1], scale.shape)
     elif block.log_decay is not None:
         fixed = contiguous_address(block.log_decay, (block.heads,))
     else:
         raise ValueError("fused_block: expected learned or constant decays, got neither")
-    columns = 3 * dim + block.heads * decays
-    layers = (
-        (block.qkv, columns, dim),
-        (block.proj, dim, dim),
-        (block.expand, hidden, dim),
-        (block.reduce, dim, hidden),
+    layers: tuple[tuple[LinearWeights, int, int, slice], ...] = (
+        (block.qkv, 3 * dim + block.heads * decays, dim, slice(0, 3 * dim)),
+        (block.proj, dim, dim, slice(None)),
+        (block.expand, hidden, dim, slice(None)),
+        (block.reduce, dim, hidden, slice(None)),
     )
     parameters = _BLOCK.pack(
         height,
@@ -73,6 +73,7 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
         block.expand.norm_eps,
         *(contiguous_address(table, (height * width, head_dim // 2)) for table in block.rotary),
         decays,
+        weight,
         bias,
         rate,
         fixed,
@@ -90,9 +91,15 @@ def _depthwise(conv: ConvWeights, channels: int, size: int) -> tuple[int, int]:
     return contiguous_address(conv.weight, (channels, 1, size, size)), contiguous_address(conv.bias, (channels,))
 
 
-def _linear(layer: LinearWeights, outputs: int, inputs: int, made: list[Tensor]) -> tuple[int, int]:
+def _linear(layer: LinearWeights, outputs: int, inputs: int, part: slice, made: list[Tensor]) -> tuple[int, int]:
+    """The packed weight and the bias of a part of a layer's outputs."""
     if layer.weight.shape != (outputs, inputs):
         raise ValueError(f"fused_block: expected a weight of {(outputs, inputs)}, got {tuple(layer.weight.shape)}")
-    packed = packed_weight(layer.packed, lambda: layer.weight)
-    made.append(packed)  # `layer.packed` may be emptied
-    return contiguous_address(packed, packed.shape), contiguous_address(layer.bias, (outputs,))
+    bias = layer.bias[part]
+    return _packed(layer, part, made), contiguous_address(bias, bias.shape)
+
+
+def _packed(layer: LinearWeights, part: slice, made: list[Tensor]) -> int:
+    form = "" if part == slice(None) else f" {part.start}:{part.stop}"
+    made.append(packed_weight(layer.packed, lambda: layer.weight[part], form))  # `layer.packed` may be emptied
+    return contiguous_address(made[-1], made[-1].shape)

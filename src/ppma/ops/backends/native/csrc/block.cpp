@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "decay_activation.h"
 #include "packed_linear.h"
 #include "parallel.h"
 #include "params.h"
@@ -14,30 +13,29 @@ using namespace ppma;
 
 PPMA_EXPORT int ppma_depthwise_conv(const View* x, const float* weight, const float* bias, const View* base, const View* out,
                                     const int64_t* sizes, int64_t kernel, int with_gelu, int threads);
-PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given);
 PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first);
 PPMA_EXPORT int ppma_criss_cross_attention(const AttentionParams* params, const View* out);
 
 namespace {
 
 constexpr int64_t kGroupTokens = 4096;  // of the images that go through the block together
-constexpr int64_t kDecayTokens = 1024;  // of a task
 
 // What lies between the steps, for `images` images.
 struct Workspace {
-  float* placed;  // tokens x dim; later with the attention added
-  float* packed;  // tokens x (q, k, v, decays)
+  float* placed;      // tokens x dim; later with the attention added
+  float* log_decays;  // images x heads x decays x grid
+  float* qkv;         // tokens x (q, k, v)
   float* attended;
   float *hidden, *mixed;  // tokens x hidden, in the place of the two above
 
   Workspace(Arena& arena, const BlockParams& params, int64_t images)
-      : placed(arena.take(images * params.height * params.width * params.dim)) {
-    int64_t tokens = images * params.height * params.width, columns = packed_columns(params);
-    float* rest = arena.take(tokens * std::max(columns + params.dim, 2 * params.hidden) + 32);
-    packed = rest, attended = rest ? rest + (tokens * columns + 15) / 16 * 16 : nullptr;
+      : placed(arena.take(images * params.height * params.width * params.dim)),
+        log_decays(arena.take(images * params.height * params.width * params.heads * params.decays)) {
+    int64_t tokens = images * params.height * params.width, dim = params.dim;
+    float* rest = arena.take(tokens * std::max(4 * dim, 2 * params.hidden) + 32);
+    qkv = rest, attended = rest ? rest + (tokens * 3 * dim + 15) / 16 * 16 : nullptr;
     hidden = rest, mixed = rest ? rest + (tokens * params.hidden + 15) / 16 * 16 : nullptr;
   }
-  static int64_t packed_columns(const BlockParams& params) { return 3 * params.dim + params.heads * params.decays; }
 };
 
 class Block {
@@ -47,7 +45,6 @@ class Block {
         images_(images),
         grid_(params.height * params.width),
         tokens_(images * grid_),
-        columns_(Workspace::packed_columns(params)),
         x_(const_cast<float*>(params.x) + first * grid_ * params.dim),
         out_(params.out + first * grid_ * params.dim),
         space_(make(params, images, memory)) {}
@@ -56,30 +53,31 @@ class Block {
   int run() const {
     int64_t dim = params_.dim;
     if (depthwise(x_, dim, dim, params_.position, params_.position_bias, nullptr, space_.placed, 3, false)) return 1;
-    PackedLinearParams qkv = linear(space_.placed, dim, params_.qkv, params_.qkv_bias, nullptr, space_.packed, columns_);
+    PackedLinearParams qkv = linear(space_.placed, dim, params_.qkv, params_.qkv_bias, nullptr, space_.qkv, 3 * dim);
     qkv.norm_eps = params_.attn_eps;
     qkv.cosine = params_.cosine, qkv.sine = params_.sine;
     qkv.rotated = 2 * dim, qkv.head_dim = dim / params_.heads, qkv.tokens = grid_;
-    if (ppma_packed_linear(&qkv)) return 1;
-    if (params_.decays) activate_decays();
+    DecayColumns decays{params_.decay, params_.decay_bias, params_.decay_rate, space_.log_decays,
+                        params_.heads * params_.decays, params_.softplus != 0};
+    if (packed_linear(qkv, &decays)) return 1;
     if (attend()) return 1;
     // The values' convolution adds to the attention's result, in place.
-    if (depthwise(space_.packed + 2 * dim, columns_, dim, params_.local, params_.local_bias, space_.attended,
+    if (depthwise(space_.qkv + 2 * dim, 3 * dim, dim, params_.local, params_.local_bias, space_.attended,
                   space_.attended, 5, false))
       return 1;
     PackedLinearParams proj =
         linear(space_.attended, dim, params_.proj, params_.proj_bias, space_.placed, space_.placed, dim);
-    if (ppma_packed_linear(&proj)) return 1;
+    if (packed_linear(proj, nullptr)) return 1;
     PackedLinearParams expand =
         linear(space_.placed, dim, params_.expand, params_.expand_bias, nullptr, space_.hidden, params_.hidden);
     expand.norm_eps = params_.ffn_eps;
-    if (ppma_packed_linear(&expand)) return 1;
+    if (packed_linear(expand, nullptr)) return 1;
     if (depthwise(space_.hidden, params_.hidden, params_.hidden, params_.mix, params_.mix_bias, nullptr, space_.mixed, 3,
                   true))
       return 1;
     PackedLinearParams reduce =
         linear(space_.mixed, params_.hidden, params_.reduce, params_.reduce_bias, space_.placed, out_, dim);
-    return ppma_packed_linear(&reduce);
+    return packed_linear(reduce, nullptr);
   }
 
  private:
@@ -116,32 +114,17 @@ class Block {
     return linear;
   }
 
-  // Logits of the decays to log-decays, -rate * activation(logit + bias), in place.
-  void activate_decays() const {
-    int64_t count = params_.heads * params_.decays;
-    parallel_for((tokens_ + kDecayTokens - 1) / kDecayTokens, params_.threads, [&](int64_t task) {
-      for (int64_t t = task * kDecayTokens; t < std::min(tokens_, (task + 1) * kDecayTokens); ++t) {
-        float* at = space_.packed + t * columns_ + 3 * params_.dim;
-        for (int64_t c = 0; c < count; c += kLanes) {
-          int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - c));
-          Vec x = load_part(at + c, lanes) + load_part(params_.decay_bias + c, lanes);
-          Vec rate = params_.decay_rate ? load_part(params_.decay_rate + c, lanes) : splat(1.0f);
-          store_part(at + c, -rate * decay_activation(x, params_.softplus).value, lanes);
-        }
-      }
-    });
-  }
-
   int attend() const {
     int64_t dim = params_.dim, head_dim = dim / params_.heads;
     AttentionParams attention{};
-    attention.q = heads(space_.packed, columns_, head_dim);
-    attention.k = heads(space_.packed + dim, columns_, head_dim);
-    attention.v = heads(space_.packed + 2 * dim, columns_, head_dim);
+    attention.q = heads(space_.qkv, 3 * dim, head_dim);
+    attention.k = heads(space_.qkv + dim, 3 * dim, head_dim);
+    attention.v = heads(space_.qkv + 2 * dim, 3 * dim, head_dim);
     if (params_.decays) {
-      float* decays = space_.packed + 3 * dim;
-      attention.log_alpha = heads(decays, columns_, params_.decays);
-      attention.log_beta = heads(decays + params_.decays - 1, columns_, params_.decays);
+      int64_t of_head = params_.decays * grid_;
+      View of_heads{space_.log_decays, {params_.heads * of_head, of_head, params_.width, 1, 0}};
+      attention.log_alpha = attention.log_beta = of_heads;
+      attention.log_beta.data += (params_.decays - 1) * grid_;
     } else {
       attention.log_alpha = attention.log_beta = {const_cast<float*>(params_.log_decay), {0, 1, 0, 0, 0}};
     }
@@ -157,7 +140,7 @@ class Block {
   }
 
   const BlockParams& params_;
-  const int64_t images_, grid_, tokens_, columns_;
+  const int64_t images_, grid_, tokens_;
   float *const x_, *const out_;
   const Workspace space_;
 };

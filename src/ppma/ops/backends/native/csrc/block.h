@@ -14,14 +14,15 @@ struct BlockParams {
   const float *position, *position_bias;  // 3x3
   const float *local, *local_bias;        // 5x5, of the values
   const float *mix, *mix_bias;            // 3x3, of the hidden channels
-  const float *qkv, *qkv_bias;            // (3 * dim + heads * decays, dim)
+  const float *qkv, *qkv_bias;            // (3 * dim, dim)
   const float *proj, *proj_bias;
   const float *expand, *expand_bias;
   const float *reduce, *reduce_bias;
   float attn_eps, ffn_eps;
   const float *cosine, *sine;             // (height * width, dim / heads / 2)
   int64_t decays;                         // learned for each head: 2, 1 if shared, 0 for none
-  const float *decay_bias, *decay_rate;   // (heads, decays); no rate is 1
+  const float* decay;                     // (heads * decays, dim)
+  const float *decay_bias, *decay_rate;   // (heads * decays); no rate is 1
   const float* log_decay;                 // (heads), where none is learned
   int32_t softplus;
   int32_t full, logit, v2h, h2v, threads;

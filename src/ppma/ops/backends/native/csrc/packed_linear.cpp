@@ -1,4 +1,5 @@
-// Packed products with what stands before and behind a linear layer of a block: layer norm, bias, residual, rotary embeddings.
+// Packed products with what stands before and behind a linear layer of a block: layer norm, bias, residual, rotary
+// embeddings, log-decays.
 //
 // A part of a panel stays in the first-level cache while it meets a block of rows, and these rows,
 // normalised, in the second. Every output is summed over its inputs in ascending order, so the bits depend neither on
@@ -8,8 +9,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "decay_activation.h"
 #include "packed_tile.h"
 #include "parallel.h"
+#include "product.h"
 #include "simd.h"
 
 using namespace ppma;
@@ -82,23 +85,57 @@ void normalise(const PackedLinearParams& params, int64_t row, int64_t rows, floa
   }
 }
 
-// Inputs [begin, end) of rows in tiles, whose first is `x`; begin is the first of a run.
-void read_tiles(const float* x, int64_t inputs, int64_t begin, int64_t end, PanelProduct& product) {
-  product.x = x + run_offset(begin);
-  product.x_stride = kRunInputs;
-  product.tile_stride = tile_floats(inputs);
-  product.segments = (end - begin + kRunInputs - 1) / kRunInputs;
-  product.segment_stride = kTileRows * kRunInputs;
-  product.depth = kRunInputs;
-  product.last_depth = end - begin - (product.segments - 1) * kRunInputs;
+// What a block of rows needs; null where it needs nothing.
+struct RowScratch {
+  float* normed;      // in tiles
+  float* logits;      // of the decays, rows x count
+  float* transposed;  // count x rows
+
+  RowScratch(Arena& arena, const PackedLinearParams& params, int64_t rows, int64_t count)
+      : normed(params.norm_eps >= 0 ? arena.take(Tiles(rows).count * tile_floats(params.inputs)) : nullptr),
+        logits(arena.take(rows * padded(count))),
+        transposed(arena.take(count * padded(rows))) {}
+};
+
+// Log-decays of rows [row, row + rows).
+void activate(const PackedLinearParams& params, const DecayColumns& decays, const RowScratch& scratch, int64_t row,
+              int64_t rows) {
+  const int64_t tokens = params.tokens, stride = padded(rows);
+  pack_columns(scratch.logits, padded(decays.count), rows, decays.count, 1.0f, scratch.transposed, stride);
+  for (int64_t done = 0, run; done < rows; done += run) {
+    const int64_t image = (row + done) / tokens, token = (row + done) % tokens;
+    run = std::min(rows - done, tokens - token);
+    for (int64_t c = 0; c < decays.count; ++c) {
+      const float *from = scratch.transposed + c * stride + done, rate = decays.rate ? decays.rate[c] : 1.0f;
+      float* to = decays.out + (image * decays.count + c) * tokens + token;
+      for (int64_t t = 0; t < run; t += kLanes) {
+        const int lanes = static_cast<int>(std::min<int64_t>(kLanes, run - t));
+        Vec logits = load_lanes(from + t, lanes) + decays.bias[c];
+        store_lanes(to + t, -rate * decay_activation(logits, decays.softplus).value, lanes);
+      }
+    }
+  }
 }
 
-// Inputs [begin, end) of rows `stride` apart.
-void read_rows(const float* x, int64_t stride, int64_t begin, int64_t end, PanelProduct& product) {
-  product.x = x + begin;
-  product.x_stride = stride;
-  product.segments = 1;
-  product.depth = product.last_depth = end - begin;
+// The left factor of a block of rows, which begin at `row` or, normalised, at `normed`: inputs [begin, end), of which
+// begin is the first of a run.
+PanelProduct read_rows(const PackedLinearParams& params, int64_t row, const float* normed, int64_t begin, int64_t end) {
+  PanelProduct product{};
+  if (normed) {
+    product.x = normed + run_offset(begin);
+    product.x_stride = kRunInputs;
+    product.tile_stride = tile_floats(params.inputs);
+    product.segments = (end - begin + kRunInputs - 1) / kRunInputs;
+    product.segment_stride = kTileRows * kRunInputs;
+    product.depth = kRunInputs;
+    product.last_depth = end - begin - (product.segments - 1) * kRunInputs;
+  } else {
+    product.x = params.x + row * params.x_stride + begin;
+    product.x_stride = params.x_stride;
+    product.segments = 1;
+    product.depth = product.last_depth = end - begin;
+  }
+  return product;
 }
 
 }  // namespace
@@ -119,8 +156,7 @@ PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t i
   return 0;
 }
 
-PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
-  const PackedLinearParams& params = *given;
+int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* decays) {
   // Blocks are whole tiles, as many for each thread where there is more than one for each.
   int64_t tiles = (params.rows + kTileRows - 1) / kTileRows, blocks = (tiles + kBlockTiles - 1) / kBlockTiles;
   if (blocks > params.threads) blocks = (blocks + params.threads - 1) / params.threads * params.threads;
@@ -130,28 +166,28 @@ PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
   // With few rows the panels are divided too; each group normalises the rows for itself.
   int64_t groups = std::clamp<int64_t>(4 * params.threads / std::max<int64_t>(blocks, 1), 1, panels);
   if (params.threads == 1) groups = 1;
-  // Rows that are normalised are copied anyway, and then into tiles; for others a copy costs as much as it saves.
-  bool norm = params.norm_eps >= 0;
+  int64_t count = decays ? decays->count : 0;
   std::atomic<bool> failed{false};
   parallel_for(blocks * groups, params.threads, [&](int64_t task) {
     int64_t block = task / groups, group = task % groups;
     int64_t first = tiles * block / blocks * kTileRows;
     int64_t rows = std::min(params.rows, tiles * (block + 1) / blocks * kTileRows) - first;
-    float* normed = norm ? Scratch::floats(Tiles(rows).count * tile_floats(params.inputs)) : nullptr;
-    if (norm && !normed) {
+    int64_t floats = floats_of<RowScratch>(params, rows, count);
+    float* memory = floats ? Scratch::floats(floats) : nullptr;
+    if (floats && !memory) {
       failed = true;
       return;
     }
-    if (norm) normalise(params, first, rows, normed);
+    Arena arena(memory);
+    RowScratch scratch(arena, params, rows, count);
+    // Rows that are normalised are copied anyway, and then into tiles; for others a copy costs as much as it saves.
+    if (scratch.normed) normalise(params, first, rows, scratch.normed);
     for (int64_t part = 0; part < parts; ++part) {
       int64_t begin = runs * part / parts * kRunInputs, end = std::min(params.inputs, runs * (part + 1) / parts * kRunInputs);
+      const PanelProduct left = read_rows(params, first, scratch.normed, begin, end);
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         int64_t column = panel * kPanel;
-        PanelProduct product{};
-        if (norm)
-          read_tiles(normed, params.inputs, begin, end, product);
-        else
-          read_rows(params.x + first * params.x_stride, params.x_stride, begin, end, product);
+        PanelProduct product = left;
         product.weights = params.packed + column * params.inputs + begin * kPanel;
         product.out = params.out + first * params.out_stride + column;
         product.out_stride = params.out_stride;
@@ -166,7 +202,19 @@ PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* given) {
         run_panel(product, rows, params.outputs - column);
         if (end == params.inputs && column < params.rotated) rotate(params, first, rows, column);
       }
+      if (group + 1 < groups) continue;
+      for (int64_t column = 0; column < count; column += kPanel) {
+        PanelProduct product = left;
+        product.weights = decays->packed + column * params.inputs + begin * kPanel;
+        product.out = scratch.logits + column;
+        product.start = part > 0 ? product.out : nullptr;
+        product.out_stride = product.start_stride = padded(count);
+        run_panel(product, rows, count - column);
+      }
     }
+    if (count && group + 1 == groups) activate(params, *decays, scratch, first, rows);
   });
   return failed;
 }
+
+PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* params) { return packed_linear(*params, nullptr); }

@@ -24,4 +24,16 @@ struct PackedLinearParams {
   int threads;
 };
 
+// Log-decays that are computed of the same rows: -rate * activation(normalise(x) W^T + bias).
+struct DecayColumns {
+  const float* packed;  // from ppma_pack_linear
+  const float *bias, *rate;  // (count); no rate is 1
+  float* out;  // (rows / tokens, count, tokens)
+  int64_t count;
+  bool softplus;
+};
+
+// `decays` may be null.
+int packed_linear(const PackedLinearParams& params, const DecayColumns* decays);
+
 }  // namespace ppma
