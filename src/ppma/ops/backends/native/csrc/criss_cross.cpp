@@ -11,7 +11,6 @@ namespace {
 // Row maps are used at both ends of the chain. Those of a head are kept in between if they fit the cache of a core, at most
 // this many floats, and recomputed otherwise.
 constexpr int64_t kKeptFloats = 1 << 20;
-constexpr int64_t kFetchedFloats = 16;  // by a prefetch: a line of the cache
 
 // Channels of a token in scratch memory: those that V2H makes, then those that H2V makes.
 struct Channels {
@@ -72,18 +71,12 @@ void forward(const AttentionParams& params, const View& out, int64_t task, Team 
   auto row_map = [&](int64_t i) { return head.keeps_maps ? head.row_maps + i * params.width * padded(params.width) : own.map; };
   auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * padded(params.width) : own.row_scale; };
   const Tokens nothing{nullptr, 0};
-  // Fetches channels of the line that this thread takes next: they lie too far apart for the hardware to see them coming.
-  auto fetch_next = [&](const Line& line, const View& view, int64_t columns) {
-    if (line.index + team.size >= (line.row ? params.height : params.width)) return;
-    Tokens tokens = line_at(line.row, line.index + team.size).of(view);
-    for (int64_t l = 0; l < line.size(); ++l)
-      for (int64_t c = 0; c < columns; c += kFetchedFloats) __builtin_prefetch(tokens.data + l * tokens.stride + c);
-  };
   auto map_of = [&](const Line& line, float* map, float* scale) {
-    fetch_next(line, params.q, params.d);
-    fetch_next(line, params.k, params.d);
+    Line next = line_at(line.row, line.index + team.size);
+    prefetch(next, params.q, params.d);
+    prefetch(next, params.k, params.d);
     line_map<kLogit>(line, own.line, map, scale);
-    fetch_next(line, params.v, params.dv);
+    prefetch(next, params.v, params.dv);
   };
 
   if (params.h2v) {

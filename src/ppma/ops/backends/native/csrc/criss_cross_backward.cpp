@@ -68,23 +68,37 @@ struct HeadScratch {
         row_maps(arena.take(keeps_maps ? kept_floats * params.height : 0)) {}
 };
 
+// Two results of one product, side by side.
+struct PairStore {
+  ScaledStore first, second;
+  int64_t split;  // the first column of the second
+
+  void operator()(int64_t row, int64_t column, Vec x) const {
+    if (column < split)
+      first(row, column, x);
+    else
+      second(row, column - split, x);
+  }
+};
+
 template <bool kLogit>
 class Backward {
  public:
-  Backward(const AttentionParams& params, const Gradients& gradients, int64_t task, Arena head, Arena own)
+  Backward(const AttentionParams& params, const Gradients& gradients, int64_t task, Team team, Arena head, Arena own)
       : params_(params),
         gradients_(gradients),
         task_(task),
+        team_(team),
         channels_(padded(params.dv)),
         head_(head, params),
         own_(own, params, params.longest_line()) {}
 
-  void run(Team team) {
-    team.share(params_.height, [&](int64_t i) { first_rows(line_at(true, i)); });
-    team.barrier();
-    team.share(params_.width, [&](int64_t j) { columns(line_at(false, j)); });
-    team.barrier();
-    team.share(params_.height, [&](int64_t i) { last_rows(line_at(true, i)); });
+  void run() {
+    team_.share(params_.height, [&](int64_t i) { first_rows(line_at(true, i)); });
+    team_.barrier();
+    team_.share(params_.width, [&](int64_t j) { columns(line_at(false, j)); });
+    team_.barrier();
+    team_.share(params_.height, [&](int64_t i) { last_rows(line_at(true, i)); });
   }
 
  private:
@@ -116,18 +130,22 @@ class Backward {
   void first_rows(const Line& line) {
     LineMaps maps = begin(line);
     if (params_.h2v) apply(line, maps, line.of(head_.after_rows, channels_));
-    if (params_.v2h)
-      apply_transposed(line, maps, 0, line.of(head_.grad_after_columns, channels_), channels_, params_.path_weight(), false);
+    if (params_.v2h) apply_transposed(line, maps, 0, 1, to_halfway(line, head_.grad_after_columns));
   }
 
   void columns(const Line& line) {
     LineMaps maps = begin(line);
-    if (params_.h2v)
-      apply_transposed(line, maps, 0, line.of(head_.grad_after_rows, channels_), channels_, params_.path_weight(), false);
+    ScaledStore to_rows = to_halfway(line, head_.grad_after_rows), to_values = to_gradient(line, false);
     if (params_.v2h) {
       pack_pairs(line, line.of(head_.grad_after_columns, channels_), channels_, 1);
       apply(line, maps, line.of(head_.after_columns, channels_));
-      apply_transposed(line, maps, 1, line.of(gradients_.v), params_.dv, 1.0f, false);
+    }
+    // Halves of one vector have too few sums to keep the processor busy, and go together.
+    if (params_.v2h && params_.h2v && channels_ == kLanes) {
+      apply_transposed(line, maps, 0, 2, PairStore{to_rows, to_values, channels_});
+    } else {
+      if (params_.h2v) apply_transposed(line, maps, 0, 1, to_rows);
+      if (params_.v2h) apply_transposed(line, maps, 1, 1, to_values);
     }
     map_gradient(line, line.of(head_.after_rows, channels_), params_.h2v, params_.v2h);
     finish(line, maps, gradients_.log_beta, false);
@@ -137,10 +155,20 @@ class Backward {
     LineMaps maps = begin(line, true);
     if (params_.h2v) {
       pack_pairs(line, line.of(head_.grad_after_rows, channels_), channels_, 1);
-      apply_transposed(line, maps, 1, line.of(gradients_.v), params_.dv, 1.0f, params_.v2h);
+      apply_transposed(line, maps, 1, 1, to_gradient(line, params_.v2h));
     }
     map_gradient(line, line.of(head_.after_columns, channels_), params_.v2h, params_.h2v);
     finish(line, maps, gradients_.log_alpha, true);
+  }
+
+  // To the gradients of Z or Y, and of the values.
+  ScaledStore to_halfway(const Line& line, float* grid) const {
+    Tokens to = line.of(grid, channels_);
+    return {to.data, to.stride, channels_, nullptr, params_.path_weight(), false};
+  }
+  ScaledStore to_gradient(const Line& line, bool add) const {
+    Tokens to = line.of(gradients_.v);
+    return {to.data, to.stride, params_.dv, nullptr, 1.0f, add};
   }
 
   // to = map values
@@ -149,11 +177,12 @@ class Backward {
     product(rows_of(maps.weights, padded(n)), {own_.values, channels_}, n, channels_, n, Store{to.data, to.stride});
   }
 
-  // to = factor * map^T (a half of the pairs)
-  void apply_transposed(const Line& line, const LineMaps& maps, int half, Tokens to, int64_t columns, float factor, bool add) {
+  // `store` takes map^T (half of the pairs, from `half` on, or both)
+  template <class Finish>
+  void apply_transposed(const Line& line, const LineMaps& maps, int half, int halves, const Finish& store) {
     int64_t n = line.size();
-    product(columns_of(maps.weights, padded(n)), {own_.pairs + half * channels_, 2 * channels_}, n, channels_, n,
-            ScaledStore{to.data, to.stride, columns, nullptr, factor, add});
+    product(columns_of(maps.weights, padded(n)), {own_.pairs + half * channels_, 2 * channels_}, n, halves * channels_, n,
+            store);
   }
 
   // The gradient of a map, one product for both paths: as the last of its path it made the output of `inner`; as the first
@@ -185,6 +214,7 @@ class Backward {
   const AttentionParams& params_;
   const Gradients& gradients_;
   int64_t task_;
+  Team team_;
   int64_t channels_;
   HeadScratch head_;
   ThreadScratch own_;
@@ -195,7 +225,7 @@ int backward(const AttentionParams& params, const Gradients& gradients) {
   return for_tasks(params.batch * params.heads, params.longest_line(), params.threads, floats_of<HeadScratch>(params),
                    floats_of<ThreadScratch>(params, params.longest_line()),
                    [&](int64_t task, Team team, float* head, float* own) {
-                     Backward<kLogit>(params, gradients, task, Arena(head), Arena(own)).run(team);
+                     Backward<kLogit>(params, gradients, task, team, Arena(head), Arena(own)).run();
                    });
 }
 

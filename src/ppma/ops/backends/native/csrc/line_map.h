@@ -27,6 +27,15 @@ struct LineScratch {
         lanes(arena.take(padded(n) * kLanes)) {}
 };
 
+// Fetches channels of a line that comes next, if it exists: they lie too far apart for the hardware to see them coming.
+inline void prefetch(const Line& line, const View& view, int64_t channels) {
+  constexpr int64_t kCacheLine = 16;  // floats
+  if (!line.exists()) return;
+  Tokens tokens = line.of(view);
+  for (int64_t l = 0; l < line.size(); ++l)
+    for (int64_t c = 0; c < channels; c += kCacheLine) __builtin_prefetch(tokens.data + l * tokens.stride + c);
+}
+
 // The map with each row still to be multiplied by its number in `row_scale`, which has room for whole vectors.
 template <bool kLogit>
 void line_map(const Line& line, const LineScratch& scratch, float* weights, float* row_scale);

@@ -46,6 +46,7 @@ struct Line {
   int64_t index;
 
   int64_t size() const { return row ? params.width : params.height; }
+  bool exists() const { return index < (row ? params.height : params.width); }
   const View& log_decay() const { return row ? params.log_alpha : params.log_beta; }
 
   Tokens of(const View& view) const {
