@@ -84,21 +84,20 @@ struct PairStore {
 template <bool kLogit>
 class Backward {
  public:
-  Backward(const AttentionParams& params, const Gradients& gradients, int64_t task, Team team, Arena head, Arena own)
+  Backward(const AttentionParams& params, const Gradients& gradients, int64_t task, Arena head, Arena own)
       : params_(params),
         gradients_(gradients),
         task_(task),
-        team_(team),
         channels_(padded(params.dv)),
         head_(head, params),
         own_(own, params, params.longest_line()) {}
 
-  void run() {
-    team_.share(params_.height, [&](int64_t i) { first_rows(line_at(true, i)); });
-    team_.barrier();
-    team_.share(params_.width, [&](int64_t j) { columns(line_at(false, j)); });
-    team_.barrier();
-    team_.share(params_.height, [&](int64_t i) { last_rows(line_at(true, i)); });
+  void run(Team team) {
+    team.share(params_.height, [&](int64_t i) { first_rows(line_at(true, i)); });
+    team.barrier();
+    team.share(params_.width, [&](int64_t j) { columns(line_at(false, j)); });
+    team.barrier();
+    team.share(params_.height, [&](int64_t i) { last_rows(line_at(true, i)); });
   }
 
  private:
@@ -177,12 +176,12 @@ class Backward {
     product(rows_of(maps.weights, padded(n)), {own_.values, channels_}, n, channels_, n, Store{to.data, to.stride});
   }
 
-  // `store` takes map^T (half of the pairs, from `half` on, or both)
+  // `results` takes map^T (a half of the pairs, or both from the first on).
   template <class Finish>
-  void apply_transposed(const Line& line, const LineMaps& maps, int half, int halves, const Finish& store) {
+  void apply_transposed(const Line& line, const LineMaps& maps, int half, int halves, const Finish& results) {
     int64_t n = line.size();
     product(columns_of(maps.weights, padded(n)), {own_.pairs + half * channels_, 2 * channels_}, n, halves * channels_, n,
-            store);
+            results);
   }
 
   // The gradient of a map, one product for both paths: as the last of its path it made the output of `inner`; as the first
@@ -214,7 +213,6 @@ class Backward {
   const AttentionParams& params_;
   const Gradients& gradients_;
   int64_t task_;
-  Team team_;
   int64_t channels_;
   HeadScratch head_;
   ThreadScratch own_;
@@ -225,7 +223,7 @@ int backward(const AttentionParams& params, const Gradients& gradients) {
   return for_tasks(params.batch * params.heads, params.longest_line(), params.threads, floats_of<HeadScratch>(params),
                    floats_of<ThreadScratch>(params, params.longest_line()),
                    [&](int64_t task, Team team, float* head, float* own) {
-                     Backward<kLogit>(params, gradients, task, team, Arena(head), Arena(own)).run();
+                     Backward<kLogit>(params, gradients, task, Arena(head), Arena(own)).run(team);
                    });
 }
 

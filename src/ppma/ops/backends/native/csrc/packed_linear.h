@@ -26,11 +26,11 @@ struct PackedLinearParams {
 
 // Log-decays that are computed of the same rows: -rate * activation(normalise(x) W^T + bias).
 struct DecayColumns {
-  const float* packed;  // from ppma_pack_linear
+  const float* packed;       // from ppma_pack_linear
   const float *bias, *rate;  // (count); no rate is 1
-  float* out;  // (rows / tokens, count, tokens)
+  float* out;                // (rows / tokens, count, tokens)
   int64_t count;
-  bool softplus;
+  bool softplus;  // else ReLU
 };
 
 // `decays` may be null.
