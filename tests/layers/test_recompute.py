@@ -1,6 +1,7 @@
 """Activations recomputed in the backward pass: the same bits, and not saved."""
 
 import functools
+import weakref
 
 import pytest
 import timm
@@ -38,25 +39,54 @@ def keep(tensor):
     return tensor
 
 
-def test_value_not_kept():
-    x = torch.randn(5, 4, requires_grad=True)
-    weights = [torch.randn(4, 3, requires_grad=True) for _ in range(2)]
-    calls = []
+class Recomputed:
+    """A value with two readers, and the recomputations that their backward passes asked for."""
 
-    def again():
-        calls.append(1)
-        return x.sin()
+    def __init__(self):
+        self.x = torch.randn(5, 4, requires_grad=True)
+        self.weights = [torch.randn(4, 3, requires_grad=True) for _ in range(2)]
+        self.made = []
+        value = self.x.sin()
+        with recomputing(value, self._again):
+            self.results = [(value @ weight).sum() for weight in self.weights]
+        value.detach().zero_()  # would spoil the gradients, or raise, if it were kept
 
-    value = x.sin()
-    plain = x.sin()
-    expected = torch.autograd.grad(sum((plain @ weight).sum() for weight in weights), [x, *weights])
-    with recomputing(value, again):
-        results = [value @ weight for weight in weights]
-    value.detach().zero_()  # would spoil the gradients, or raise, if it were kept
-    assert not calls
-    actual = torch.autograd.grad(sum(result.sum() for result in results), [x, *weights])
-    assert len(calls) == 2
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    def _again(self):
+        value = self.x.sin()
+        self.made.append(weakref.ref(value))
+        return value
+
+    def expected(self):
+        plain = self.x.sin()
+        return torch.autograd.grad(sum((plain @ weight).sum() for weight in self.weights), self.inputs)
+
+    @property
+    def inputs(self):
+        return [self.x, *self.weights]
+
+
+def test_value_recomputed_once():
+    value = Recomputed()
+    assert not value.made
+    actual = torch.autograd.grad(sum(value.results), value.inputs)
+    assert len(value.made) == 1
+    assert value.made[0]() is None  # not kept behind its last reader
+    assert all(torch.equal(a, b) for a, b in zip(actual, value.expected(), strict=True))
+
+
+def test_value_recomputed_in_each_backward_pass():
+    value = Recomputed()
+    for passes in (1, 2):
+        actual = torch.autograd.grad(sum(value.results), value.inputs, retain_graph=True)
+        assert len(value.made) == passes
+        assert all(torch.equal(a, b) for a, b in zip(actual, value.expected(), strict=True))
+
+
+def test_value_of_one_reader():
+    value = Recomputed()
+    for result, weight in zip(value.results, value.weights, strict=True):
+        (actual,) = torch.autograd.grad(result, weight, retain_graph=True)
+        assert torch.equal(actual, value.x.sin().t() @ torch.ones(5, 3))
 
 
 def test_small_value_kept(monkeypatch):

@@ -10,9 +10,41 @@ from torch import Tensor
 from ppma.ops.backends import kernels_serve
 
 Recompute = Callable[[], Tensor]
-Saved = Tensor | tuple[Recompute, torch.Size, tuple[int, ...], int | torch.SymInt]
 SMALLEST = 3 << 19  # bytes: recomputing less takes longer than it is worth
-_recomputable: ContextVar[dict[int, Recompute] | None] = ContextVar("recomputable", default=None)
+
+
+class _Recomputable:
+    """A value that is recomputed once for all operations that saved it.
+
+    Args:
+        recompute: computes it.
+    """
+
+    def __init__(self, recompute: Recompute) -> None:
+        self._recompute = recompute
+        self._readers = 0
+        self._value: Tensor | None = None  # from the first reader of a backward pass to the last
+        self._missing = 0
+
+    def saved(self) -> None:
+        """An operation has saved the value."""
+        self._readers += 1
+
+    def read(self) -> Tensor:
+        """The value, for one of these operations."""
+        if self._value is None:
+            with torch.no_grad():
+                self._value = self._recompute()
+            self._missing = self._readers
+        value = self._value
+        self._missing -= 1
+        if self._missing == 0:
+            self._value = None
+        return value
+
+
+Saved = Tensor | tuple[_Recomputable, torch.Size, tuple[int, ...], int | torch.SymInt]
+_recomputable: ContextVar[dict[int, _Recomputable] | None] = ContextVar("recomputable", default=None)
 
 
 def recomputing(value: Tensor, recompute: Recompute) -> contextlib.AbstractContextManager[None]:
@@ -44,7 +76,7 @@ def worthwhile(value: Tensor) -> bool:
 def _recomputing(value: Tensor, recompute: Recompute) -> Iterator[None]:
     outer = _recomputable.get()
     if outer is not None:  # its hooks look here too
-        outer[_address(value)] = recompute
+        outer[_address(value)] = _Recomputable(recompute)
         try:
             yield
         finally:
@@ -54,7 +86,7 @@ def _recomputing(value: Tensor, recompute: Recompute) -> Iterator[None]:
         if not _hooked():
             with contextlib.suppress(RuntimeError):  # inside `torch.autograd.graph.disable_saved_tensors_hooks`
                 hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(_keep, _restore))
-        token = _recomputable.set({_address(value): recompute})
+        token = _recomputable.set({_address(value): _Recomputable(recompute)})
         try:
             yield
         finally:
@@ -81,13 +113,15 @@ def _address(tensor: Tensor) -> int:
 
 
 def _keep(tensor: Tensor) -> Saved:
-    recompute = (_recomputable.get() or {}).get(_address(tensor))
-    return tensor if recompute is None else (recompute, tensor.shape, tensor.stride(), tensor.storage_offset())
+    value = (_recomputable.get() or {}).get(_address(tensor))
+    if value is None:
+        return tensor
+    value.saved()
+    return value, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _restore(kept: Saved) -> Tensor:
     if isinstance(kept, Tensor):
         return kept
-    recompute, shape, stride, offset = kept
-    with torch.no_grad():
-        return recompute().as_strided(shape, stride, offset)
+    value, shape, stride, offset = kept
+    return value.read().as_strided(shape, stride, offset)

@@ -95,6 +95,7 @@ class Forward {
         v2h_(params.v2h),
         h2v_(params.h2v),
         softmaxes_(softmaxes_of(params)),
+        saves_first_(saves_first_output(params)),
         potentials_(shared, head_),
         own_(own, params, query_runs_, key_runs_, softmaxes_) {}
 
@@ -114,7 +115,7 @@ class Forward {
     Forward(params, results, task, shared, Arena(own)).run(team);
   }
 
-  static int softmaxes_of(const AttentionParams& params) { return kLogit && params.v2h && params.h2v ? 2 : 1; }
+  static int softmaxes_of(const AttentionParams& params) { return has_two_softmaxes(params) ? 2 : 1; }
 
   void run(Team team) {
     potentials_.fill(team);
@@ -239,7 +240,7 @@ class Forward {
         int count = params_.dv - c < kLanes ? static_cast<int>(params_.dv - c) : kLanes;
         Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
         if (softmaxes_ == 2) {
-          if (results_.stats) store_part(results_.first + token * params_.dv + c, result, count);
+          if (results_.stats) store_part(results_.first + token * params_.dv + c, saves_first_ ? result : Vec{}, count);
           result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
         }
         store_part(out + c, result, count);
@@ -254,6 +255,7 @@ class Forward {
   const int64_t channels_;
   const bool v2h_, h2v_;
   const int softmaxes_;
+  const bool saves_first_;
   GridPotentials potentials_;
   ThreadScratch<kLogit> own_;
 };

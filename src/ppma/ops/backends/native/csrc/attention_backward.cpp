@@ -60,7 +60,9 @@ struct ThreadScratch {
   float* delta[2];
   float *of_query_rows, *of_key_rows;  // sums of X and Xt over the tiles' other rows, as the factors of TileMask
   float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
-  float* lanes;                        // key rows x kLanes: sums that are still to be added up
+  float* lanes;                        // key rows or query columns x kLanes: sums that are still to be added up
+  float* down;                         // key columns: sums over a row's queries
+  float* first_weights;                // key rows x key columns: of one query in the first of two softmaxes
   TileMask<kLogit> mask;
 
   ThreadScratch(Arena& arena, const AttentionParams& params, const Runs& query_runs, const Runs& key_runs)
@@ -78,7 +80,9 @@ struct ThreadScratch {
         of_key_rows(arena.take(key_runs.most_rows() * query_runs.most_columns() * padded(key_runs.most_columns()))),
         at_keys(arena.take(query_runs.most_rows() * key_runs.most_rows() * padded(key_runs.most_columns()))),
         at_queries(arena.take(query_runs.most_rows() * key_runs.most_rows() * query_runs.most_columns())),
-        lanes(arena.take(padded(key_runs.most_rows()) * kLanes)),
+        lanes(arena.take(padded(std::max(key_runs.most_rows(), query_runs.most_columns())) * kLanes)),
+        down(arena.take(padded(key_runs.most_columns()))),
+        first_weights(arena.take(key_runs.most_rows() * padded(key_runs.most_columns()))),
         mask(arena, query_runs, key_runs) {}
 };
 
@@ -113,7 +117,8 @@ class Backward {
         width_(padded(key_runs_.most_columns())),
         v2h_(params.v2h),
         h2v_(params.h2v),
-        two_(kLogit && v2h_ && h2v_),
+        two_(has_two_softmaxes(params)),
+        has_first_(saves_first_output(params)),
         potentials_(shared.take(GridPotentials::size(params)), head_),
         chunk_memory_(shared),
         own_(own, params, query_runs_, key_runs_) {}
@@ -172,11 +177,14 @@ class Backward {
       }
       float with_out = dot(grad, head_.at(saved_.out, i, j), dv);
       own_.delta[0][query] = with_out;
-      if (two_) {  // out = (first + second) / 2
-        own_.delta[0][query] = weight * dot(grad, saved_.first + token * dv, dv);
-        own_.delta[1][query] = with_out - own_.delta[0][query];
-      }
+      if (has_first_) split_delta(query, weight * dot(grad, saved_.first + token * dv, dv));
     }
+  }
+
+  // Divides delta, of out = (first + second) / 2, between the two softmaxes.
+  void split_delta(int64_t query, float of_first) {
+    own_.delta[1][query] = own_.delta[0][query] - of_first;
+    own_.delta[0][query] = of_first;
   }
 
   static float dot(const float* a, const float* b, int64_t count) {
@@ -200,6 +208,7 @@ class Backward {
     for (int64_t r = 0; r < queries.rows; ++r)
       for (int64_t j = 0; j < queries.columns; ++j) {
         int64_t query = r * queries.columns + j;
+        if (two_ && !has_first_) weigh_first(r, j, query, keys, stride);
         if (own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f)
           differentiate<true, 0>(r, j, queries, keys, stride);
         else if (vectors == 1)
@@ -224,6 +233,29 @@ class Backward {
     add_to_columns(queries, keys, sums);
   }
 
+  // The weights of a query in the first of two softmaxes, and their product with the gradient of the map, which divides
+  // delta. All keys are in this tile.
+  void weigh_first(int64_t r, int64_t j, int64_t query, const Run& keys, int64_t stride) {
+    const float *scores = own_.scores + query * stride, *grad_map = own_.grad_map + query * stride;
+    const float *of_query_row = own_.mask.of_query_row(r, j), top = own_.top[0][query], inverse = own_.inverse[0][query];
+    Vec delta{};
+    for (int64_t t = 0; t < keys.rows; ++t) {
+      const float* at_keys = own_.mask.at_keys(r, t);
+      for (int64_t l = 0; l < keys.columns; l += kLanes) {
+        const int64_t at = t * keys.columns + l;
+        Vec p = path_weights(load(scores + at), load(of_query_row + l) + load(at_keys + l), top, inverse);
+        store(own_.first_weights + t * width_ + l, p);
+        IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
+        delta += select(inside, p * load(grad_map + at), Vec{});
+      }
+    }
+    split_delta(query, sum(delta));
+  }
+
+  static Vec path_weights(Vec score, Vec log_mask, float top, float inverse) {
+    return exp_weight(score + log_mask - top) * inverse;
+  }
+
   // For the query of row r and column j of a block: from score and gradient of the map to weight and gradient of the
   // score, and the sums of X and Xt. `kCertain`: there may be a weight of exactly 1. `kVectors`: of a key row, with both
   // paths; 0 for any number and any paths. What does not change from key row to key row then stays in registers.
@@ -237,6 +269,7 @@ class Backward {
     const float top[2] = {own_.top[0][query], own_.top[two_][query]};
     const float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
     const float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
+    const float* given = two_ && !has_first_ ? own_.first_weights : nullptr;
     Vec held_mask[kHeld], held_sum[kHeld];
     for (int n = 0; n < kVectors; ++n)
       held_mask[n] = load(of_query_row + n * kLanes), held_sum[n] = load(sum_of_query_row + n * kLanes);
@@ -258,14 +291,13 @@ class Backward {
         next_score = load(scores + next), next_grad = load(grad_map + next);
         if (kLogit) {
           if (v2h) {
-            Vec logit = score + (mask_of_query_row + load(at_keys + l));
-            Vec p = exp_weight(logit - top[0]) * inverse[0];
+            Vec p = given ? load(given + t * width + l)
+                          : path_weights(score, mask_of_query_row + load(at_keys + l), top[0], inverse[0]);
             x = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[0]), Vec{});
             weight += p * weight_of_path;
           }
           if (h2v) {
-            Vec logit = score + (load(of_key_row + l) + at_query);
-            Vec p = exp_weight(logit - top[1]) * inverse[1];
+            Vec p = path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
             xt = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[1]), Vec{});
             weight += p * weight_of_path;
           }
@@ -305,28 +337,34 @@ class Backward {
       store(lanes + t * kLanes, at_this_query);
     }
     for (int n = 0; n < kVectors; ++n) store(sum_of_query_row + n * kLanes, held_sum[n]);
-    for (int64_t t = 0; h2v && t < keys.rows; t += kLanes) {
-      Vec sums = sum_each(lanes + t * kLanes);
-      for (int lane = 0; lane < kLanes && t + lane < keys.rows; ++lane)
-        own_.at_queries[(r * keys.rows + t + lane) * queries.columns + j] = sums[lane];
-    }
+    if (h2v)
+      each_sum(keys.rows, [&](int64_t t, float sum) { own_.at_queries[(r * keys.rows + t) * queries.columns + j] = sum; });
   }
 
   // The gradient of log A of one row of the grid, over the queries' and the keys' columns.
   void add_to_row(const Run& queries, const Run& keys, const float* gradient, int64_t row, ChunkSums& sums) {
     double* potentials = sums.alpha + row * params_.width;
-    for (int64_t l = 0; l < keys.columns; l += kLanes) {
-      Vec down{};
-      for (int64_t j = 0; j < queries.columns; ++j)
-        down += signed_by_position(load(gradient + j * width_ + l), queries.column + j, keys.column + l);
-      for (int lane = 0; lane < kLanes && l + lane < keys.columns; ++lane)
-        potentials[keys.column + l + lane] += down[lane];
-    }
+    float *down = own_.down, *lanes = own_.lanes;
+    std::fill(down, down + width_, 0.0f);
     for (int64_t j = 0; j < queries.columns; ++j) {
       Vec across{};
-      for (int64_t l = 0; l < keys.columns; l += kLanes)
-        across += signed_by_position(load(gradient + j * width_ + l), queries.column + j, keys.column + l);
-      potentials[queries.column + j] -= sum(across);
+      for (int64_t l = 0; l < keys.columns; l += kLanes) {
+        Vec moved = signed_by_position(load(gradient + j * width_ + l), queries.column + j, keys.column + l);
+        store(down + l, load(down + l) + moved);
+        across += moved;
+      }
+      store(lanes + j * kLanes, across);
+    }
+    for (int64_t l = 0; l < keys.columns; ++l) potentials[keys.column + l] += down[l];
+    each_sum(queries.columns, [&](int64_t j, float across) { potentials[queries.column + j] -= across; });
+  }
+
+  // Calls body(index, sum) for the sums of the first `count` vectors in `lanes`.
+  template <class Body>
+  void each_sum(int64_t count, Body body) {
+    for (int64_t first = 0; first < count; first += kLanes) {
+      Vec sums = sum_each(own_.lanes + first * kLanes);
+      for (int lane = 0; lane < kLanes && first + lane < count; ++lane) body(first + lane, sums[lane]);
     }
   }
 
@@ -395,7 +433,8 @@ class Backward {
   Runs query_runs_, key_runs_;
   const int64_t width_;
   const bool v2h_, h2v_;
-  const bool two_;  // softmaxes
+  const bool two_;        // softmaxes
+  const bool has_first_;  // the output of the first of them
   GridPotentials potentials_;
   Arena chunk_memory_;
   ThreadScratch<kLogit> own_;

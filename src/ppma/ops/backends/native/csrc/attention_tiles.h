@@ -60,6 +60,15 @@ constexpr int64_t kKeyTokens = 200;
 inline Runs query_runs(const AttentionParams& params) { return {params.height, params.width, kQueryTokens}; }
 inline Runs key_runs(const AttentionParams& params) { return {params.height, params.width, kKeyTokens}; }
 
+// Whether each query has two softmaxes, one for each path.
+inline bool has_two_softmaxes(const AttentionParams& params) { return params.logit && params.v2h && params.h2v; }
+
+// Whether the backward pass needs the output of the first of two softmaxes. With all keys in one tile it does not: it has
+// the weights and the gradients of a whole row at hand, and what it would compute from that output is their product.
+inline bool saves_first_output(const AttentionParams& params) {
+  return has_two_softmaxes(params) && key_runs(params).count() > 1;
+}
+
 // Scores are stored without gaps between key rows. A row of them has room for a whole vector behind any key.
 inline int64_t score_stride(int64_t keys) { return padded(keys) + kLanes; }
 

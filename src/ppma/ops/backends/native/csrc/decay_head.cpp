@@ -30,6 +30,7 @@ struct DecayHeadParams {
 
   int64_t pieces() const { return (tokens + kTaskTokens - 1) / kTaskTokens; }
   int64_t tasks() const { return batch * pieces(); }
+  bool whole() const { return d % kLanes == 0; }
   // What a task sums up: gradients of weight, bias and rate.
   int64_t sums() const { return outputs * d + 2 * heads * outputs; }
 };
@@ -56,28 +57,63 @@ void each_group(const DecayHeadParams& params, int64_t task, Body body) {
     body(Group{image, first, static_cast<int>(std::min<int64_t>(kLanes, end - first))});
 }
 
-// Lanes that exist of the vector at channel c of a head.
-inline int lanes_at(int64_t c, int64_t d) { return static_cast<int>(std::min<int64_t>(kLanes, d - c)); }
+// Lanes that exist of the vector at channel c of a head; kWhole says that all do.
+template <bool kWhole>
+inline int lanes_at(int64_t c, int64_t d) {
+  return kWhole ? kLanes : static_cast<int>(std::min<int64_t>(kLanes, d - c));
+}
 
-// The logits of a group for one head and output; of tokens that do not exist those of the last one.
-Vec logits(const DecayHeadParams& params, const Group& group, int64_t head, int64_t output) {
-  const float* x = params.x.at(group.image, group.first, 0, 0) + head * params.d;
-  Vec sums[kLanes] = {};
-  for (int64_t c = 0; c < params.d; c += kLanes) {
-    int lanes = lanes_at(c, params.d);
-    Vec weight = load_lanes(params.weight + output * params.d + c, lanes);
-#pragma GCC unroll 16
-    for (int t = 0; t < kLanes; ++t)
-      sums[t] += load_lanes(x + std::min(t, group.count - 1) * params.x.stride[1] + c, lanes) * weight;
+// The logits of a group for one head; of tokens that do not exist those of the last one.
+template <int kOutputs, bool kWhole>
+inline void logits(const DecayHeadParams& params, const Group& group, int64_t head, Vec (&results)[kOutputs]) {
+  constexpr int kTokens = 4;  // whose sums stay in registers
+  const int64_t d = params.d;
+  const float* x = params.x.at(group.image, group.first, 0, 0) + head * d;
+  Vec sums[kOutputs][kLanes / kTokens];
+#pragma GCC unroll 4
+  for (int first = 0; first < kLanes; first += kTokens) {
+    const float* tokens[kTokens];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) tokens[t] = x + std::min(first + t, group.count - 1) * params.x.stride[1];
+    Vec products[kOutputs][kTokens] = {};
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const int lanes = lanes_at<kWhole>(c, d);
+      Vec weight[kOutputs];
+#pragma GCC unroll 2
+      for (int o = 0; o < kOutputs; ++o) weight[o] = load_lanes(params.weight + o * d + c, lanes);
+#pragma GCC unroll 4
+      for (int t = 0; t < kTokens; ++t) {
+        Vec here = load_lanes(tokens[t] + c, lanes);
+#pragma GCC unroll 2
+        for (int o = 0; o < kOutputs; ++o) products[o][t] += here * weight[o];
+      }
+    }
+#pragma GCC unroll 2
+    for (int o = 0; o < kOutputs; ++o)
+      sums[o][first / kTokens] = sum_each<kTokens, 1, 0>([&](int t) { return products[o][t]; });
   }
-  float all[kLanes * kLanes];
-#pragma GCC unroll 16
-  for (int t = 0; t < kLanes; ++t) store(all + t * kLanes, sums[t]);
-  return sum_each(all) + params.bias[head * params.outputs + output];
+#pragma GCC unroll 2
+  for (int o = 0; o < kOutputs; ++o)
+    results[o] = sum_each<kLanes, kTokens, 0>([&](int index) { return sums[o][index]; }) + params.bias[head * kOutputs + o];
+}
+
+// Log-decays of a group.
+template <int kOutputs, bool kWhole>
+void group_log_decays(const DecayHeadParams& params, const Group& group, float* out) {
+  for (int64_t head = 0; head < params.heads; ++head) {
+    Vec of_head[kOutputs];
+    logits<kOutputs, kWhole>(params, group, head, of_head);
+    for (int o = 0; o < kOutputs; ++o) {
+      Vec value = decay_activation(of_head[o], params.softplus).value;
+      float rate = params.rate ? params.rate[head * kOutputs + o] : 1.0f;
+      int64_t line = (o * params.batch + group.image) * params.heads + head;
+      store_lanes(out + line * params.tokens + group.first, -rate * value, group.count);
+    }
+  }
 }
 
 // The gradients of a group: that of its tokens is written, the others are added to the sums of the task.
-template <int kOutputs>
+template <int kOutputs, bool kWhole>
 void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gradients, const Group& group, float* sums) {
   const int64_t d = params.d, dim = params.heads * d;
   const IntVec exists = lane_index() < group.count;
@@ -87,6 +123,8 @@ void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gr
   float* grad_x = gradients.x + (group.image * params.tokens + group.first) * dim;
   for (int64_t head = 0; head < params.heads; ++head) {
     float moved[kOutputs][kLanes];  // the gradients of the logits
+    Vec of_head[kOutputs];
+    logits<kOutputs, kWhole>(params, group, head, of_head);
     for (int o = 0; o < kOutputs; ++o) {
       const View& out = gradients.out[o];
       Vec grad{};
@@ -95,7 +133,7 @@ void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gr
       } else if (out.data) {
         for (int t = 0; t < group.count; ++t) grad[t] = *out.at(group.image, head, group.first + t, 0);
       }
-      Activation act = decay_activation(logits(params, group, head, o), params.softplus);
+      Activation act = decay_activation(of_head[o], params.softplus);
       int64_t at = head * kOutputs + o;
       Vec of_logit = select(exists, -(params.rate ? params.rate[at] : 1.0f) * act.slope * grad, Vec{});
       store(moved[o], of_logit);
@@ -103,7 +141,7 @@ void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gr
       of_rate[at] -= sum(select(exists, act.value * grad, Vec{}));
     }
     for (int64_t c = 0; c < d; c += kLanes) {
-      int lanes = lanes_at(c, d);
+      const int lanes = lanes_at<kWhole>(c, d);
       Vec weight[kOutputs], total[kOutputs];
 #pragma GCC unroll 2
       for (int o = 0; o < kOutputs; ++o) {
@@ -131,17 +169,10 @@ void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gr
 // out is (outputs, batch, heads, tokens), contiguous.
 PPMA_EXPORT int ppma_decay_head(const DecayHeadParams* given, float* out) {
   const DecayHeadParams& params = *given;
-  parallel_for(params.tasks(), params.threads, [&](int64_t task) {
-    each_group(params, task, [&](const Group& group) {
-      for (int64_t o = 0; o < params.outputs; ++o)
-        for (int64_t head = 0; head < params.heads; ++head) {
-          Vec value = decay_activation(logits(params, group, head, o), params.softplus).value;
-          float rate = params.rate ? params.rate[head * params.outputs + o] : 1.0f;
-          int64_t line = (o * params.batch + group.image) * params.heads + head;
-          store_lanes(out + line * params.tokens + group.first, -rate * value, group.count);
-        }
-    });
-  });
+  auto run = params.whole() ? (params.outputs == 1 ? group_log_decays<1, true> : group_log_decays<2, true>)
+                            : (params.outputs == 1 ? group_log_decays<1, false> : group_log_decays<2, false>);
+  parallel_for(params.tasks(), params.threads,
+               [&](int64_t task) { each_group(params, task, [&](const Group& group) { run(params, group, out); }); });
   return 0;
 }
 
@@ -151,7 +182,8 @@ PPMA_EXPORT int ppma_decay_head_backward(const DecayHeadParams* given, const Dec
   // One more than needed: of nothing calloc may return null.
   auto* partial = static_cast<float*>(std::calloc(params.tasks() * sums + 1, sizeof(float)));
   if (!partial) return 1;
-  auto run = params.outputs == 1 ? group_gradients<1> : group_gradients<2>;
+  auto run = params.whole() ? (params.outputs == 1 ? group_gradients<1, true> : group_gradients<2, true>)
+                            : (params.outputs == 1 ? group_gradients<1, false> : group_gradients<2, false>);
   parallel_for(params.tasks(), params.threads, [&](int64_t task) {
     each_group(params, task, [&](const Group& group) { run(params, *gradients, group, partial + task * sums); });
   });

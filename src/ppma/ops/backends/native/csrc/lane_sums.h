@@ -17,16 +17,22 @@ inline Vec add_neighbours(Vec a, Vec b) {
   return shuffle(a, b, even) + shuffle(a, b, odd);
 }
 
-// Lane l of the result is the sum of the lanes of vector l at `lanes`; the first `count` of them are added up.
-template <int count = kLanes>
-inline Vec sum_each(const float* lanes) {
-  if constexpr (count == 1) {
-    return load(lanes);
+// Lane l of the result is the sum of the lanes of vector l, for `count` vectors from `first` on. Of `known` neighbours each
+// the sums are already in one vector, which at(index / known) returns.
+template <int count, int known, int first, class At>
+inline Vec sum_each(const At& at) {
+  if constexpr (count == known) {
+    return at(first / known);
   } else {
     // Halving from the top: vectors that differ in the highest bit of their index meet last, in the widest groups.
     constexpr int half = count / 2;
-    return add_neighbours<half>(sum_each<half>(lanes), sum_each<half>(lanes + half * kLanes));
+    return add_neighbours<half>(sum_each<half, known, first>(at), sum_each<half, known, first + half>(at));
   }
+}
+
+// The same of kLanes vectors in memory.
+inline Vec sum_each(const float* lanes) {
+  return sum_each<kLanes, 1, 0>([lanes](int index) { return load(lanes + index * kLanes); });
 }
 
 }  // namespace ppma

@@ -8,9 +8,9 @@
 // where c1 = c2 = 1 / sum E ("hadamard") or c = 1 / (2 sum E M) for each path ("logit"). Where a masked sum is so small
 // that masks may have underflowed, the query's row is computed again with the logarithms of the masks.
 //
-// For a backward pass the two paths of "logit" have a product each, because it needs the output of the first one; and it
-// computes the weights again from scores that must agree with these to a rounding of the weight. They do while scores are
-// small; heads with larger ones are left to another kernel.
+// A backward pass computes the weights again from scores that must agree with these to a rounding of the weight. They do
+// while scores are small; heads with larger ones are left to another kernel. On grids where it needs the output of the
+// first of two paths, the paths have a product each.
 //
 // Key rows are padded to whole vectors, or to a power of two so that several rows share a vector.
 #include "small_attention.h"
@@ -95,7 +95,7 @@ class Small {
       : params_(params),
         results_(results),
         grid_(grid),
-        separate_(results.stats && params.logit && params.v2h && params.h2v),
+        separate_(results.stats && saves_first_output(params)),
         head_{params, task / params.heads, task % params.heads},
         tables_(shared, params, grid),
         potentials_(tables_.potentials, head_),
@@ -158,6 +158,8 @@ class Small {
     }
     pack_rows(head_.at(params_.v, i, 0), params_.v.stride[3], grid_.width, params_.dv,
               tables_.values + i * grid_.width * padded(params_.dv));
+    if (results_.stats && has_two_softmaxes(params_) && !separate_)
+      std::fill_n(results_.first + (token_of_head() + i * grid_.width) * params_.dv, grid_.width * params_.dv, 0.0f);
     float most = 0.0f;
     for (int64_t j = 0; results_.stats && j < grid_.width; ++j) {
       float square = squared_norm(head_.at(params_.q, i, j));
@@ -369,7 +371,7 @@ class Small {
       if (params_.h2v) of_h2v = counted / sums[1];
       if (saving) {
         if (params_.v2h) save(0, token, r, sums[0], largest(most[0]));
-        if (params_.h2v) save(separate, token, r, sums[1], largest(most[1]));
+        if (params_.h2v) save(has_two_softmaxes(params_), token, r, sums[1], largest(most[1]));
       }
     } else {
       Vec total[2] = {}, most{};
