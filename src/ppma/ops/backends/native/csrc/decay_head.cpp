@@ -47,14 +47,26 @@ struct DecayHeadGradients {
 struct Group {
   int64_t image, first;
   int count;
+  const float* tokens[kLanes];  // the first channel of each; behind the last one, of the last one
 };
 
 template <class Body>
 void each_group(const DecayHeadParams& params, int64_t task, Body body) {
   int64_t image = task / params.pieces(), begin = task % params.pieces() * kTaskTokens;
   int64_t end = std::min(params.tokens, begin + kTaskTokens);
-  for (int64_t first = begin; first < end; first += kLanes)
-    body(Group{image, first, static_cast<int>(std::min<int64_t>(kLanes, end - first))});
+  for (int64_t first = begin; first < end; first += kLanes) {
+    Group group{image, first, static_cast<int>(std::min<int64_t>(kLanes, end - first)), {}};
+    for (int t = 0; t < kLanes; ++t) group.tokens[t] = params.x.at(image, first + std::min(t, group.count - 1), 0, 0);
+    body(group);
+  }
+}
+
+// Fetches the channels of the tokens behind a group, which the hardware does not see coming: a head reads a piece of each.
+template <bool kWrite = false>
+inline void prefetch_next(const DecayHeadParams& params, const Group& group, const float* tokens, int64_t stride) {
+  const int64_t dim = params.heads * params.d;
+  for (int64_t t = kLanes; t < 2 * kLanes && group.first + t < params.tokens; ++t)
+    for (int64_t c = 0; c < dim; c += kCacheLine) __builtin_prefetch(tokens + t * stride + c, kWrite);
 }
 
 // Lanes that exist of the vector at channel c of a head; kWhole says that all do.
@@ -68,14 +80,12 @@ template <int kOutputs, bool kWhole>
 inline void logits(const DecayHeadParams& params, const Group& group, int64_t head, Vec (&results)[kOutputs]) {
   constexpr int kTokens = 4;  // whose sums stay in registers
   const int64_t d = params.d;
-  const float* x = params.x.at(group.image, group.first, 0, 0) + head * d;
   Vec sums[kOutputs][kLanes / kTokens];
 #pragma GCC unroll 4
   for (int first = 0; first < kLanes; first += kTokens) {
-    const float* tokens[kTokens];
-#pragma GCC unroll 4
-    for (int t = 0; t < kTokens; ++t) tokens[t] = x + std::min(first + t, group.count - 1) * params.x.stride[1];
-    Vec products[kOutputs][kTokens] = {};
+    Vec products[kOutputs][kTokens];
+#pragma GCC unroll 8
+    for (int n = 0; n < kOutputs * kTokens; ++n) products[n / kTokens][n % kTokens] = Vec{};
     for (int64_t c = 0; c < d; c += kLanes) {
       const int lanes = lanes_at<kWhole>(c, d);
       Vec weight[kOutputs];
@@ -83,7 +93,7 @@ inline void logits(const DecayHeadParams& params, const Group& group, int64_t he
       for (int o = 0; o < kOutputs; ++o) weight[o] = load_lanes(params.weight + o * d + c, lanes);
 #pragma GCC unroll 4
       for (int t = 0; t < kTokens; ++t) {
-        Vec here = load_lanes(tokens[t] + c, lanes);
+        Vec here = load_lanes(group.tokens[first + t] + head * d + c, lanes);
 #pragma GCC unroll 2
         for (int o = 0; o < kOutputs; ++o) products[o][t] += here * weight[o];
       }
@@ -100,6 +110,7 @@ inline void logits(const DecayHeadParams& params, const Group& group, int64_t he
 // Log-decays of a group.
 template <int kOutputs, bool kWhole>
 void group_log_decays(const DecayHeadParams& params, const Group& group, float* out) {
+  prefetch_next(params, group, group.tokens[0], params.x.stride[1]);
   for (int64_t head = 0; head < params.heads; ++head) {
     Vec of_head[kOutputs];
     logits<kOutputs, kWhole>(params, group, head, of_head);
@@ -118,9 +129,13 @@ void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gr
   const int64_t d = params.d, dim = params.heads * d;
   const IntVec exists = lane_index() < group.count;
   float *of_weight = sums, *of_bias = sums + kOutputs * d, *of_rate = of_bias + params.heads * kOutputs;
+  const int64_t x_stride = params.x.stride[1], add_stride = gradients.add.stride[1];
   const float* x = params.x.at(group.image, group.first, 0, 0);
   const float* add = gradients.add.data ? gradients.add.at(group.image, group.first, 0, 0) : nullptr;
   float* grad_x = gradients.x + (group.image * params.tokens + group.first) * dim;
+  prefetch_next(params, group, x, x_stride);
+  if (add) prefetch_next(params, group, add, add_stride);
+  prefetch_next<true>(params, group, grad_x, dim);
   for (int64_t head = 0; head < params.heads; ++head) {
     float moved[kOutputs][kLanes];  // the gradients of the logits
     Vec of_head[kOutputs];
@@ -149,8 +164,8 @@ void group_gradients(const DecayHeadParams& params, const DecayHeadGradients& gr
         total[o] = load_lanes(of_weight + o * d + c, lanes);
       }
       for (int t = 0; t < group.count; ++t) {
-        Vec here = load_lanes(x + t * params.x.stride[1] + head * d + c, lanes);
-        Vec grad = add ? load_lanes(add + t * gradients.add.stride[1] + head * d + c, lanes) : Vec{};
+        Vec here = load_lanes(x + t * x_stride + head * d + c, lanes);
+        Vec grad = add ? load_lanes(add + t * add_stride + head * d + c, lanes) : Vec{};
 #pragma GCC unroll 2
         for (int o = 0; o < kOutputs; ++o) {
           grad += moved[o][t] * weight[o];

@@ -29,7 +29,6 @@ struct LineScratch {
 
 // Fetches channels of a line that comes next, if it exists: they lie too far apart for the hardware to see them coming.
 inline void prefetch(const Line& line, const View& view, int64_t channels) {
-  constexpr int64_t kCacheLine = 16;  // floats
   if (!line.exists()) return;
   Tokens tokens = line.of(view);
   for (int64_t l = 0; l < line.size(); ++l)

@@ -21,6 +21,8 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+constexpr int64_t kCacheLine = 16;  // floats
+
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitsVec __attribute__((vector_size(4 * kLanes)));
