@@ -27,9 +27,9 @@ def measured(monkeypatch):
 
 
 def test_row_measure():
-    row = targets.Row("row", Variant("ppma_nano", batch=1, size=32), ("plain", "none", "raw"), rounds=1, floor=True)
+    baselines = ("none", "floor", "raw", "plain")
+    row = targets.Row("row", Variant("ppma_nano", batch=1, size=32), baselines, rounds=1)
     result = row.measure()
-    baselines = ("plain", "none", "raw", "floor")
     ratios = {f"{what}_{name}" for what in ("over", "spread") for name in baselines}
     assert set(result) == {"ms", "images_per_second"} | ratios
     assert all(value > 0 for name, value in result.items() if not name.startswith("spread"))

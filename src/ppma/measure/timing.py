@@ -55,7 +55,9 @@ def interleave(
     label: str = "",
     on_round: Callable[[Timings], None] | None = None,
 ) -> Timings:
-    """Time the contenders in turns: A, B, A, B, ...
+    """Time the contenders in turns, every other round backwards: A, B, C, C, B, A, ...
+
+    So neighbours stay neighbours, and a machine that becomes slower or faster favours no one.
 
     Args:
         contenders: name -> function to time.
@@ -81,8 +83,9 @@ def interleave(
             run()
             repeats[name] = max(1, round(shortest / max(_seconds(run, 1, device), 1e-7)))
             progress.advance(name)
-        for _ in range(rounds):
-            for name, run in contenders.items():
+        for turn in range(rounds):
+            in_turn = list(contenders.items())
+            for name, run in in_turn if turn % 2 == 0 else reversed(in_turn):
                 timings.seconds[name].append(_seconds(run, repeats[name], device))
                 progress.advance(name)
             if on_round is not None:

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable
-from ctypes import c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ppma.ops.backends.native.library import Kernel, address, contiguous_address
 
 _PARAMS = struct.Struct("PqPPPqPqqqqfPPqqqi")  # PackedLinearParams of csrc/packed_linear.h
 _kernel = Kernel("ppma_packed_linear", c_void_p)
-_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_void_p)
+_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_void_p, c_int)
 
 
 def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> Tensor:
@@ -26,12 +26,19 @@ def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: s
     """
     key = f"{library.isa()}{form}"
     if key not in kept:
-        weight = matrix().detach().contiguous()
         with torch.inference_mode(False):
-            packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
-        _pack(contiguous_address(weight, weight.shape), *weight.shape, contiguous_address(packed, packed.shape))
-        kept[key] = packed
+            kept[key] = _packed(matrix().detach())
     return kept[key]
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """A weight (outputs, inputs), which may be a transposed matrix, packed."""
+    transposed = weight.mT.is_contiguous()
+    matrix = weight.mT if transposed else weight.contiguous()
+    packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
+    addresses = contiguous_address(matrix, matrix.shape), contiguous_address(packed, packed.shape)
+    _pack(addresses[0], *weight.shape, transposed, addresses[1], library.threads())
+    return packed
 
 
 def packed_address(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> int:

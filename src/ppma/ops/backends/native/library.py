@@ -22,7 +22,7 @@ INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
 
 # Of csrc/library.cpp: a library of another version would read other structures.
-ABI = 8
+ABI = 9
 
 _forked = False
 

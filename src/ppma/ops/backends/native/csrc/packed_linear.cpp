@@ -145,14 +145,18 @@ PPMA_EXPORT int64_t ppma_packed_linear_size(int64_t outputs, int64_t inputs) {
   return panels_of(outputs) * kPanel * inputs;
 }
 
-// weight is (outputs, inputs), contiguous.
-PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t inputs, float* packed) {
-  for (int64_t panel = 0; panel < panels_of(outputs); ++panel)
-    for (int64_t k = 0; k < inputs; ++k)
-      for (int64_t n = 0; n < kPanel; ++n) {
-        int64_t output = panel * kPanel + n;
-        *packed++ = output < outputs ? weight[output * inputs + k] : 0.0f;
-      }
+// weight is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous.
+PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t inputs, int transposed, float* packed,
+                                 int threads) {
+  parallel_for(panels_of(outputs), threads, [&](int64_t panel) {
+    const int64_t first = panel * kPanel, count = std::min(kPanel, outputs - first);
+    float* to = packed + first * inputs;
+    if (count < kPanel) std::fill_n(to, kPanel * inputs, 0.0f);
+    if (transposed)
+      pack_rows(weight + first, outputs, inputs, count, to, kPanel);
+    else
+      pack_columns(weight + first * inputs, inputs, count, inputs, 1.0f, to, kPanel);
+  });
   return 0;
 }
 
