@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md from two result files of `ppma bench targets`: AVX2 and AVX-512."""
+"""The tables of docs/performance.md from result files of `ppma bench targets`, one for each column."""
 
 import json
 import re
@@ -91,13 +91,14 @@ def tables(documents: Sequence[Mapping[str, Any]]) -> str:
 
 def instruction_set(environment: Mapping[str, Any]) -> str:
     """The heading of a column."""
-    return {"avx512": "AVX-512", "avx2": "AVX2"}.get(environment["native"], str(environment["native"]))
+    name = {"avx512": "AVX-512", "avx2": "AVX2"}.get(environment["native"], str(environment["native"]))
+    return f"{name}, emulated" if environment.get("emulated") else name
 
 
 def _described(environment: Mapping[str, Any]) -> str:
     how = ""
     if environment.get("emulated"):
-        how = f", emulated on a CPU with more by `{environment['emulated']}`"
+        how = f", on a CPU with more by `{environment['emulated']}`"
     return (
         f"{instruction_set(environment)}: {environment['cpu']}, {environment['threads']} threads, "
         f"torch {environment['torch']}{how}."

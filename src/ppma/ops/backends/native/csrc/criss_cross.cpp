@@ -83,8 +83,13 @@ void forward(const AttentionParams& params, const View& out, int64_t task, Team 
     team.share(params.height, [&](int64_t i) {
       Line row = line_at(true, i);
       map_of(row, row_map(i), row_scale(i));
-      pack(row, row.of(params.v), params.dv, 0);
-      apply(row, row_map(i), row_scale(i), {own.values, channels.all}, channels.padded_dv, params.path_weight(), nothing,
+      Tokens v = row.of(params.v);
+      Right values{v.data, v.stride};
+      if (params.dv != channels.padded_dv) {  // whole vectors would reach beyond the channels
+        pack(row, v, params.dv, 0);
+        values = {own.values, channels.all};
+      }
+      apply(row, row_map(i), row_scale(i), values, channels.padded_dv, params.path_weight(), nothing,
             halfway(row, channels.of_h2v), channels.padded_dv);
     });
     team.barrier();
