@@ -71,6 +71,14 @@ def test_strided_inputs(isa):
     assert torch.equal(fused_linear(x.T.contiguous().T, weight, bias, residual, backend="native"), expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_transposed_weight_same_bits(isa, shape):
+    x, weight, bias, _ = make(*shape)
+    transposed = weight.t().contiguous().t()
+    results = [fused_linear(x, matrix, bias, backend="native") for matrix in (weight, transposed)]
+    assert torch.equal(*results)
+
+
 def test_any_number_of_threads(isa):
     x, weight, bias, residual = make(300, 100, 70)
     before, results = torch.get_num_threads(), []
