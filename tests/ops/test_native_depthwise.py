@@ -130,6 +130,20 @@ def test_gelu_accuracy():
     assert (error[tail] / exact[tail].abs()).max() < 2e-6
 
 
+def test_gelu_far_out():
+    """The input or 0, with slope 1 or 0; NaN for NaN."""
+    x = torch.tensor([-torch.inf, -1e30, -20.0, 0.0, 20.0, 1e30, 0.0, 0.0, torch.nan])
+    leaf = x.view(1, 1, -1, 1).clone().requires_grad_()
+    out = depthwise.depthwise_conv(leaf, torch.zeros(1, 1, 3, 3), None, gelu=True)
+    (slope,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
+    apart = slice(0, 7)  # the convolution multiplies the neighbours of NaN by 0
+    assert torch.equal(out.flatten()[apart], x.clamp(min=0)[apart])
+    far = [1, 2, 4, 5]
+    torch.testing.assert_close(slope.flatten()[far], (x[far] > 0).float(), rtol=0, atol=1e-37)
+    assert out.flatten()[-1].isnan()
+    assert slope.flatten()[-1].isnan()
+
+
 def test_opcheck():
     x, weight, bias, base = (t.requires_grad_() for t in inputs((2, 4, 5, 8), 3))
     for gelu in (False, True):
