@@ -86,7 +86,7 @@ class Variant:
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
+            optimizer.zero_grad(set_to_none=True)
             return loss
 
         return run

@@ -1,7 +1,7 @@
 """Peak memory of a call, measured in a separate process (Linux).
 
 The process reads its resident set, resets the high-water mark and runs the call. The difference is the memory needed
-on top of what existed before: the model, its gradients, the libraries. Scratch memory that our kernels have kept from
+on top of what existed before: the model, its optimizer, the libraries. Scratch memory that our kernels have kept from
 an earlier call counts as needed. Large blocks are mapped individually there, so freed memory returns to the system at
 once.
 """
@@ -25,7 +25,7 @@ def peak(build: str, *arguments: Any, warm: bool) -> int:
     Args:
         build: "module:function", a function that returns the callable to measure.
         arguments: arguments of that function, JSON-serialisable.
-        warm: run once before measuring, for calls that allocate persistent memory (gradients, optimizer states).
+        warm: run once before measuring, for calls that allocate persistent memory (optimizer states).
 
     Raises:
         OSError: the system has no /proc/self/clear_refs.
