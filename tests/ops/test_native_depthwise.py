@@ -119,7 +119,7 @@ def test_bits_any_threads():
             assert torch.equal(one, two)
 
 
-def test_gelu_accuracy():
+def test_gelu_accuracy(isa):
     """Within 3e-7 max(1, |x|) of float64 everywhere, seen through a convolution that does nothing."""
     x = torch.linspace(-12, 12, 100_000).view(1, 1, -1, 1)
     zero = torch.zeros(1, 1, 3, 3)
@@ -130,7 +130,7 @@ def test_gelu_accuracy():
     assert (error[tail] / exact[tail].abs()).max() < 2e-6
 
 
-def test_gelu_far_out():
+def test_gelu_far_out(isa):
     """The input or 0, with slope 1 or 0; NaN for NaN."""
     x = torch.tensor([-torch.inf, -1e30, -20.0, 0.0, 20.0, 1e30, 0.0, 0.0, torch.nan])
     leaf = x.view(1, 1, -1, 1).clone().requires_grad_()
