@@ -13,7 +13,7 @@ from ppma_cli import main
 
 @pytest.fixture
 def no_libraries(tmp_path, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "folder", str(tmp_path))
 
 
 def test_doctor_command(capsys):
@@ -38,7 +38,7 @@ def test_kernels_in_use():
 
 @pytest.mark.native
 def test_kernels_forced_instruction_set(monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", "portable")
+    monkeypatch.setattr(library, "forced_isa", "portable")
     assert doctor.cpu_kernels().startswith("portable in use")
 
 
@@ -52,7 +52,7 @@ def test_kernels_not_built(no_libraries, capsys):
 @pytest.mark.native
 def test_kernels_not_loading(tmp_path, monkeypatch):
     (tmp_path / "libppma_portable.so").write_bytes(b"no library")
-    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "folder", str(tmp_path))
     assert "built (portable) but not usable: the native library does not load" in doctor.cpu_kernels()
 
 

@@ -19,7 +19,7 @@ KERNEL_MASKS = [name for name in masks.KINDS if name not in ("cross", "hilbert")
 
 @pytest.fixture(params=library.available() or ["none"])
 def isa(request, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
+    monkeypatch.setattr(library, "forced_isa", request.param)
     return request.param
 
 
@@ -123,6 +123,11 @@ def replace_data(fast):
     fast.mix.weight.data = tokens(*fast.mix.weight.shape)
 
 
+def replace_layer(fast):
+    fast.mix = copy.deepcopy(fast.mix)
+    fast.mix.weight.mul_(2.0)
+
+
 def load(fast):
     fast.load_state_dict({name: tensor + 0.01 for name, tensor in fast.state_dict().items()})
 
@@ -133,6 +138,7 @@ CHANGES = {
     "convolution": lambda fast: fast.attn.local.weight.mul_(2.0),
     "replaced": replace_parameter,
     "data": replace_data,
+    "layer": replace_layer,
     "loaded": load,
     "moved": lambda fast: fast.double().float(),
 }
@@ -162,11 +168,11 @@ def test_weights_kept():
     with torch.no_grad():
         fast = fuse(make(), "native")
         fast(x)
-        first = fast._kept[1]
+        first = fast._kept.weights
         fast(x[:1])
-        assert fast._kept[1] is first
+        assert fast._kept.weights is first
         fast(x[:, :3])
-        assert fast._kept[1] is not first
+        assert fast._kept.weights is not first
 
 
 def test_python_threads():

@@ -14,7 +14,7 @@ from ppma.testing import outputs_and_gradients
 @pytest.fixture(params=library.available() or ["none"])
 def isa(request, monkeypatch):
     """Each instruction set that this CPU has, in turn."""
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
+    monkeypatch.setattr(library, "forced_isa", request.param)
     return request.param
 
 

@@ -9,6 +9,7 @@ import torch
 import ppma
 from ppma.ops import backends
 from ppma.ops.backends import pytorch
+from ppma.ops.backends.native import library
 
 CUDA = torch.device("cuda")
 
@@ -70,7 +71,7 @@ def test_auto_excluded_silent():
 
 
 def test_auto_without_native_library_warns_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "folder", str(tmp_path))
     backends._warn_once.cache_clear()
     cpu = torch.device("cpu")
     with warnings.catch_warnings():

@@ -24,7 +24,7 @@ def assert_no_worse(actual, yardstick, exact, kind, *arguments, **options):
 
 @pytest.fixture(params=library.available() or ["none"])
 def isa(request, monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", request.param)
+    monkeypatch.setattr(library, "forced_isa", request.param)
 
 
 def call(function, combine, paths, backend):

@@ -46,7 +46,7 @@ def test_depthwise_accuracy(shape, kernel, with_base, gelu):
 def test_every_instruction_set(isa, monkeypatch):
     if isa not in library.INSTRUCTION_SETS[library.INSTRUCTION_SETS.index(library.isa()) :]:
         pytest.skip(f"this CPU has no {isa}")
-    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    monkeypatch.setattr(library, "forced_isa", isa)
     shape = (2, 6, 7, 40)
     fast, exact = (functools.partial(f, gelu=True) for f in (depthwise.depthwise_conv, composition))
     assert_accurate(fast, exact, inputs(shape, 3), roundings(shape, 3))

@@ -30,7 +30,7 @@ def test_unsupported_reason_tensor():
 
 
 def test_unsupported_reason_not_built(monkeypatch, tmp_path):
-    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "folder", str(tmp_path))
     x, decay = torch.randn(2, 2, 3), torch.zeros(2, 2)
     with pytest.raises(backends.BackendUnavailableError, match="was not built"):
         ppma.criss_cross_attention(x, x, x, decay, decay, backend="native")
@@ -39,14 +39,23 @@ def test_unsupported_reason_not_built(monkeypatch, tmp_path):
 
 def test_unsupported_reason_not_loadable(monkeypatch, tmp_path):
     (tmp_path / "libppma_portable.so").write_text("not a library")
-    monkeypatch.setenv("PPMA_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "folder", str(tmp_path))
     assert "does not load" in str(library.unsupported_reason())
 
 
 @pytest.mark.native
 def test_unsupported_reason_unknown_isa(monkeypatch):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", "avx3")
+    monkeypatch.setattr(library, "forced_isa", "avx3")
     assert "expected one of" in str(library.unsupported_reason())
+
+
+@pytest.mark.native
+def test_isa_from_the_environment():
+    """It is read when the library's module is imported, so only a new process shows it."""
+    code = "from ppma.ops.backends.native import library; library.loaded(); print(library.isa())"
+    environment = {**os.environ, "PPMA_NATIVE_ISA": "portable"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "portable\n"
 
 
 @pytest.mark.native
@@ -62,7 +71,7 @@ def test_kernel_missing_symbol():
     [("ppma_exp", torch.exp, -87.33654, 88.72283, 1.5e-7), ("ppma_exp2", torch.exp2, -126.0, 127.0, 1.2e-7)],
 )
 def test_exponentials_error_bound(monkeypatch, isa, name, exact, lowest, highest, bound):
-    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    monkeypatch.setattr(library, "forced_isa", isa)
     kernel = library.Kernel(name, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
     def run(x):

@@ -50,7 +50,7 @@ def test_accuracy_any_channels(d, dv):
 def test_every_instruction_set(isa, monkeypatch):
     if isa not in library.INSTRUCTION_SETS[library.INSTRUCTION_SETS.index(library.isa()) :]:
         pytest.skip(f"this CPU has no {isa}")
-    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    monkeypatch.setattr(library, "forced_isa", isa)
     grid = (5, 6)
     for paths in PATHS:
         assert_accurate(

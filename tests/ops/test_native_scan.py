@@ -47,7 +47,7 @@ def test_accuracy_any_channels(channels):
 def test_every_instruction_set(grid, isa, monkeypatch):
     if isa not in library.INSTRUCTION_SETS[library.INSTRUCTION_SETS.index(library.isa()) :]:
         pytest.skip(f"this CPU has no {isa}")
-    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    monkeypatch.setattr(library, "forced_isa", isa)
     for paths in PATHS:
         assert_accurate(scan(paths), scan(paths, "reference"), inputs(grid, 21, batch=()), roundings(grid))
 

@@ -55,7 +55,7 @@ def test_accuracy(function, grid, paths, backend):
 @kinds
 def test_accuracy_several_tiles(function, grid, isa, monkeypatch):
     """More keys than a vector and than a tile, in every instruction set, against float64 of the tested dense form."""
-    monkeypatch.setenv("PPMA_NATIVE_ISA", isa)
+    monkeypatch.setattr(library, "forced_isa", isa)
     tensors, valid = inputs(grid, batch=(1, 1), d=9, dv=18)
     fast, exact = (functools.partial(function, valid=valid, backend=name) for name in ("native", "torch"))
     assert_accurate(fast, exact, tensors, tokens(grid))

@@ -1,13 +1,13 @@
 """Convolutions and blocks for inference, with norms, activations, residuals and decays in their products."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from ppma.layers.attention import FORMULATIONS, attend
+from ppma.layers.attention import FORMULATIONS, PolylineAttention, attend
 from ppma.layers.block import PolylineBlock, zero_invalid_tokens
 from ppma.layers.convolution import DepthwiseConv
 from ppma.layers.decay import DecayHead
@@ -127,6 +127,64 @@ def block_choices() -> Mapping[tuple, str]:
     return _choices
 
 
+class _Slot(NamedTuple):
+    """A parameter or buffer, where its module keeps it, and what changes when it is moved or written."""
+
+    tensors: dict[str, Any]
+    name: str
+    tensor: Tensor
+    address: int
+    version: int
+
+
+class _Kept(NamedTuple):
+    """The weights of a block's last call and what they were made of.
+
+    It holds the tensors themselves, so that no other one can take the place of one of them in memory.
+    """
+
+    layers: tuple[Any, ...]
+    rotary: tuple[Tensor, Tensor]
+    grid: tuple[int, int]
+    slots: list[_Slot] | None  # None if changes would not show
+    weights: BlockWeights
+
+    @classmethod
+    def of(
+        cls,
+        layers: tuple[Any, ...],
+        rotary: tuple[Tensor, Tensor],
+        grid: tuple[int, int],
+        weights: BlockWeights,
+    ) -> "_Kept":
+        """With the state of the layers' tensors."""
+        slots = []
+        for layer in layers:
+            for tensors in () if layer is None else (layer._parameters, layer._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if tensor.is_inference():  # PyTorch does not count what is written to it
+                        return cls(layers, rotary, grid, None, weights)
+                    slots.append(_Slot(tensors, name, tensor, tensor.data_ptr(), tensor._version))
+        return cls(layers, rotary, grid, slots, weights)
+
+    def current(self, layers: tuple[Any, ...], rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> bool:
+        """Whether the same layers have the same tensors, unchanged."""
+        if (
+            self.slots is None
+            or self.layers != layers
+            or self.grid != grid
+            or self.rotary[0] is not rotary[0]
+            or self.rotary[1] is not rotary[1]
+        ):
+            return False
+        for tensors, name, tensor, address, version in self.slots:
+            if tensors.get(name) is not tensor or tensor.data_ptr() != address or tensor._version != version:
+                return False
+        return True
+
+
 class FusedBlock(nn.Module):
     """Computes what a `PolylineBlock` computes, up to rounding, in fewer passes over memory.
 
@@ -155,7 +213,7 @@ class FusedBlock(nn.Module):
         self.attn = attn
         # What the speed of a block depends on beside its input and the threads.
         self._key = (self.qkv.weight.shape[1], attn.kind, attn.mask, attn.formulation, attn.heads)
-        self._kept: tuple[tuple, BlockWeights, list[Tensor]] | None = None
+        self._kept: _Kept | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": None}  # a copy has tensors of its own
@@ -169,7 +227,7 @@ class FusedBlock(nn.Module):
         try:
             weights = self._weights(rotary, (x.shape[1], x.shape[2]))
             whole = partial(backends.call, "native", "fused_block", x, weights)
-            if self.attn.backend == "native":
+            if self._attention().backend == "native":
                 return whole()
             sizes = rounded_down(x.shape[0]), rounded_down(x.shape[1] * x.shape[2])
             key = (*sizes, *self._key, torch.get_num_threads())
@@ -179,42 +237,47 @@ class FusedBlock(nn.Module):
         except BackendUnavailableError:  # heads of a size that the kernel does not rotate
             return by_steps()
 
+    def _attention(self) -> PolylineAttention:
+        """`attn`, straight from the dictionary of modules: the look-up by attribute takes ten times as long."""
+        return cast(PolylineAttention, self._modules["attn"])
+
     def _kernel_serves(self, x: Tensor) -> bool:
         """Whether the kernel of a whole block can run; it is invisible to hooks, modes and profilers."""
-        attn = self.attn
+        attn = self._attention()
+        *_, qkv, proj, expand, reduce = self._layers()
         return (
             attn.backend in ("auto", "native")
             and attn.kind in ("full", "criss_cross")
             and attn.mask not in ("cross", "hilbert")
-            and attn.local is not None
-            and x.dtype == self.qkv.weight.dtype == torch.float32
+            and attn._modules["local"] is not None
+            and x.dtype == torch.float32 == qkv._buffers["weight"].dtype
             and not torch.is_grad_enabled()
             and not observed(x)
-            and not any(part._forward_hooks for part in (self.qkv, self.proj, self.expand, self.reduce))
+            and not (qkv._forward_hooks or proj._forward_hooks or expand._forward_hooks or reduce._forward_hooks)
             and backends.kernels_serve("auto", "fused_block", x)
         )
 
     def _weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
         """What the kernel computes; that of the last call as long as no tensor was replaced, moved or changed."""
-        tensors = list(self._tensors())
-        state = (grid, id(rotary[0]), id(rotary[1]), *map(_state, tensors))
+        layers = self._layers()
         kept = self._kept  # another thread may replace it
-        if kept is None or kept[0] != state:
-            # With the tensors, so that no other one takes the place of one of them in memory.
-            self._kept = kept = state, self._new_weights(rotary, grid), tensors
-        return kept[1]
+        if kept is None or not kept.current(layers, rotary, grid):
+            self._kept = kept = _Kept.of(layers, rotary, grid, self._new_weights(rotary, grid))
+        return kept.weights
 
-    def _tensors(self) -> Iterator[Tensor]:
-        """Parameters and buffers, straight from their dictionaries: a lookup by attribute takes ten times as long."""
-        layers = self._modules
-        attn = layers["attn"]
-        assert attn is not None
-        used = (layers["position"], attn._modules["local"], layers["mix"], attn._modules.get("decay"))
-        for layer in (*used, layers["qkv"], layers["proj"], layers["expand"], layers["reduce"]):
-            if layer is not None:
-                for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-                    if tensor is not None:
-                        yield tensor
+    def _layers(self) -> tuple[Any, ...]:
+        """The modules whose tensors the kernel reads; None where there is none. The last four are linear layers."""
+        layers, of_attention = self._modules, self._attention()._modules
+        return (
+            layers["position"],
+            of_attention["local"],
+            layers["mix"],
+            of_attention.get("decay"),
+            layers["qkv"],
+            layers["proj"],
+            layers["expand"],
+            layers["reduce"],
+        )
 
     def _new_weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
         attn = self.attn
@@ -266,14 +329,6 @@ class FusedBlock(nn.Module):
         hidden = self.expand(attended, backend=backend).view(B, H, W, -1)
         mixed = self.mix.add(zero_invalid_tokens(hidden, valid), gelu=True)
         return self.reduce(mixed.reshape(-1, hidden.shape[-1]), attended, backend=backend).view(B, H, W, dim)
-
-
-def _state(tensor: Tensor) -> tuple[int, int, object]:
-    """Equal as long as the tensor is neither replaced nor moved nor written.
-
-    PyTorch counts what is written, but not to tensors made in inference mode: these are never equal.
-    """
-    return id(tensor), tensor.data_ptr(), object() if tensor.is_inference() else tensor._version
 
 
 def _conv_weights(conv: DepthwiseConv | None) -> ConvWeights:

@@ -18,7 +18,10 @@ from torch import Tensor
 from ppma.ops.backends.contract import BackendUnavailableError
 
 # Fastest first. PPMA_NATIVE_ISA forces one; PPMA_NATIVE_DIR names another folder to load from (the sanitizer build).
+# Both are read only here: a call has several uses for them, and a look-up in os.environ takes microseconds.
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")
+forced_isa = os.environ.get("PPMA_NATIVE_ISA")
+folder = os.environ.get("PPMA_NATIVE_DIR", "")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
 
 # Of csrc/library.cpp: a library of another version would read other structures.
@@ -45,23 +48,26 @@ def threads() -> int:
 @functools.cache
 def _available(folder: str) -> tuple[str, ...]:
     supported = _CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), INSTRUCTION_SETS[-1:])
-    return tuple(isa for isa in supported if path(isa, folder).exists())
+    return tuple(isa for isa in supported if _path(isa, folder).exists())
 
 
-def path(isa: str, folder: str | None = None) -> Path:
-    """The file of the library for an instruction set, whether it was built or not."""
-    folder = os.environ.get("PPMA_NATIVE_DIR", "") if folder is None else folder
+def _path(isa: str, folder: str) -> Path:
     return Path(folder or Path(__file__).parent) / f"libppma_{isa}.so"
+
+
+def path(isa: str) -> Path:
+    """The file of the library for an instruction set, whether it was built or not."""
+    return _path(isa, folder)
 
 
 def available() -> tuple[str, ...]:
     """The instruction sets that this CPU has and that were built, fastest first."""
-    return _available(os.environ.get("PPMA_NATIVE_DIR", ""))
+    return _available(folder)
 
 
 def isa() -> str | None:
     """The instruction set in use: "avx512", "avx2" or "portable"; None if the library was not built."""
-    return os.environ.get("PPMA_NATIVE_ISA") or next(iter(available()), None)
+    return forced_isa or next(iter(available()), None)
 
 
 @functools.cache
@@ -75,7 +81,7 @@ def _load(folder: str, isa: str | None) -> ctypes.CDLL:
     if isa not in found:
         raise BackendUnavailableError(f"PPMA_NATIVE_ISA: expected one of {', '.join(found)} here, got {isa!r}")
     try:
-        library = ctypes.CDLL(str(path(isa, folder)))
+        library = ctypes.CDLL(str(_path(isa, folder)))
     except OSError as error:
         raise BackendUnavailableError(f"the native library does not load ({error})") from error
     if not hasattr(library, "ppma_abi") or library.ppma_abi() != ABI:
@@ -89,7 +95,7 @@ def loaded() -> ctypes.CDLL:
     Raises:
         BackendUnavailableError: there is none, or it does not load.
     """
-    return _load(os.environ.get("PPMA_NATIVE_DIR", ""), os.environ.get("PPMA_NATIVE_ISA"))
+    return _load(folder, forced_isa)
 
 
 def unsupported_reason() -> str | None:
