@@ -137,6 +137,19 @@ class _Slot(NamedTuple):
     version: int
 
 
+def _slots(layers: tuple[Any, ...]) -> list[_Slot] | None:
+    """The tensors of the layers; None if one was made in inference mode: PyTorch does not count writes to it."""
+    slots = []
+    for layer in layers:
+        for tensors in () if layer is None else (layer._parameters, layer._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    if tensor.is_inference():
+                        return None
+                    slots.append(_Slot(tensors, name, tensor, tensor.data_ptr(), tensor._version))
+    return slots
+
+
 class _Kept(NamedTuple):
     """The weights of a block's last call and what they were made of.
 
@@ -146,28 +159,8 @@ class _Kept(NamedTuple):
     layers: tuple[Any, ...]
     rotary: tuple[Tensor, Tensor]
     grid: tuple[int, int]
-    slots: list[_Slot] | None  # None if changes would not show
+    slots: list[_Slot] | None  # from before the weights were made; None if changes would not show
     weights: BlockWeights
-
-    @classmethod
-    def of(
-        cls,
-        layers: tuple[Any, ...],
-        rotary: tuple[Tensor, Tensor],
-        grid: tuple[int, int],
-        weights: BlockWeights,
-    ) -> "_Kept":
-        """With the state of the layers' tensors."""
-        slots = []
-        for layer in layers:
-            for tensors in () if layer is None else (layer._parameters, layer._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is None:
-                        continue
-                    if tensor.is_inference():  # PyTorch does not count what is written to it
-                        return cls(layers, rotary, grid, None, weights)
-                    slots.append(_Slot(tensors, name, tensor, tensor.data_ptr(), tensor._version))
-        return cls(layers, rotary, grid, slots, weights)
 
     def current(self, layers: tuple[Any, ...], rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> bool:
         """Whether the same layers have the same tensors, unchanged."""
@@ -262,7 +255,7 @@ class FusedBlock(nn.Module):
         layers = self._layers()
         kept = self._kept  # another thread may replace it
         if kept is None or not kept.current(layers, rotary, grid):
-            self._kept = kept = _Kept.of(layers, rotary, grid, self._new_weights(rotary, grid))
+            self._kept = kept = _Kept(layers, rotary, grid, _slots(layers), self._new_weights(rotary, grid))
         return kept.weights
 
     def _layers(self) -> tuple[Any, ...]:
