@@ -175,6 +175,26 @@ def test_weights_kept():
         assert fast._kept.weights is not first
 
 
+def test_write_while_weights_are_made(monkeypatch):
+    """As from another thread: the next call notices."""
+    x = tokens(1, 6, 5, 32)
+    with torch.no_grad():
+        fast = fuse(make(), "native")
+        new_weights = fast._new_weights
+
+        def made_then_written(*arguments):
+            made = new_weights(*arguments)
+            monkeypatch.undo()
+            fast.mix.weight.mul_(2.0)
+            return made
+
+        monkeypatch.setattr(fast, "_new_weights", made_then_written)
+        fast(x)
+        first = fast._kept.weights
+        fast(x)
+        assert fast._kept.weights is not first
+
+
 def test_python_threads():
     """Threads that run one block on different grids get the results of their own."""
     with torch.no_grad():
