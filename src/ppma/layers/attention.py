@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ppma import masks
 from ppma.layers.constants import cached_constant
-from ppma.layers.convolution import DepthwiseConv, linear
+from ppma.layers.convolution import DepthwiseConv, apply_linear, linear, trains
 from ppma.layers.decay import DECAYS, Start, check_start
 from ppma.layers.factors import FACTORS
 from ppma.layers.rope import rotary_table
@@ -18,6 +18,7 @@ from ppma.ops import backends, checks
 from ppma.ops.options import BackendName, Combine
 from ppma.ops.padding import zero_invalid
 from ppma.ops.rotary import rotary_split
+from ppma.ops.trained_linear import trained_linear
 
 ATTENTION_KINDS = ("full", "criss_cross", *FACTORS)
 
@@ -216,6 +217,32 @@ class PolylineAttention(nn.Module):
         Returns:
             Like x; the results at invalid tokens are of no use.
         """
+        return apply_linear(self.proj, self._mix(x, grid, rotary, valid), self.backend).reshape(x.shape)
+
+    def trains(self, x: Tensor) -> bool:
+        """Whether `add_to` has kernels for x and nobody would miss the call of `proj`."""
+        return trains(self.proj, x, self.backend)
+
+    def add_to(
+        self,
+        residual: Tensor,
+        factors: Tensor | None,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """`residual + factors * forward(x, ...)` in training, of x (B, H, W, dim); see `trained_linear`."""
+        mixed = self._mix(x, None, rotary, valid).unflatten(1, x.shape[1:3])
+        return trained_linear(mixed, self.proj.weight, self.proj.bias, residual, factors, backend=self.backend)
+
+    def _mix(
+        self,
+        x: Tensor,
+        grid: tuple[int, int] | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        valid: Tensor | None,
+    ) -> Tensor:
+        """Everything but the projection, (B, tokens, dim); arguments as in `forward`."""
         q, k, v, mask, (H, W), prefix, valid = self.inputs(x, grid, rotary, valid)
         combine = FORMULATIONS[self.formulation].combine
         v = zero_invalid(v, valid)
@@ -227,7 +254,7 @@ class PolylineAttention(nn.Module):
             on_grid = (t[:, prefix:].unflatten(1, (H, W)) for t in (values, out))
             local = self.local.add(*on_grid).flatten(1, 2)
             out = torch.cat((out[:, :prefix], local), 1) if prefix else local
-        return self.proj(out).reshape(x.shape)
+        return out
 
     def inputs(
         self,
@@ -244,7 +271,7 @@ class PolylineAttention(nn.Module):
         else:
             tokens, *log_decays = self.decay(on_grid, self.backend, tapped=True)
             mask = self.mask_of(tuple(log_decays), (H, W), x.device)
-        packed = self.qkv(tokens)
+        packed = apply_linear(self.qkv, tokens, self.backend)
         if self.rope:
             cos, sin = rotary if rotary is not None else rotary_table(H, W, self.head_dim, x.device)
             if prefix:  # rotated by 0

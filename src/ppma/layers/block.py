@@ -1,15 +1,17 @@
 """A block: positional convolution, masked attention, feed-forward, each added to its input."""
 
+from typing import Any
+
 from timm.layers import DropPath, LayerScale
 from torch import Tensor, nn
 
 from ppma.layers.attention import PolylineAttention
-from ppma.layers.convolution import DepthwiseConv, linear
+from ppma.layers.convolution import DepthwiseConv, apply_linear, linear, trains, unhooked
 from ppma.layers.decay import Start
 from ppma.layers.norm import LayerNorm
 from ppma.layers.recompute import recomputing, worthwhile
 from ppma.ops.depthwise import depthwise_linear
-from ppma.ops.watching import observed
+from ppma.ops.trained_linear import trained_linear
 
 NORM_EPS = 1e-6
 
@@ -35,21 +37,24 @@ class ConvFeedForward(nn.Module):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, H, W, dim) to the same; the convolution reads 0 where the boolean (B, H, W) `valid` is False."""
+        if self.trains(x):
+            return self.add_to(None, None, x, valid)
         hidden = zero_invalid_tokens(self.expand(x), valid)
-        if worthwhile(hidden) and self._unwatched(hidden):
-            parameters = (self.local.weight, self.local.bias, self.reduce.weight, self.reduce.bias)
-            return depthwise_linear(hidden, *parameters, backend=self.local.backend)
         mixed = self.local.add(hidden, gelu=True)
         with recomputing(mixed, lambda: self.local.add(hidden, gelu=True)):
             return self.reduce(mixed)
 
-    def _unwatched(self, hidden: Tensor) -> bool:
-        """Whether nobody would miss the call of `reduce`: no hook, no other layer in its place, no mode or profiler."""
-        return (
-            type(self.reduce) is nn.Linear
-            and not (self.reduce._forward_hooks or self.reduce._forward_pre_hooks or self.reduce._backward_hooks)
-            and not observed(hidden)
-        )
+    def trains(self, x: Tensor) -> bool:
+        """Whether `add_to` has kernels for x and nobody would miss the call of `reduce`."""
+        return trains(self.reduce, x, self.local.backend)
+
+    def add_to(self, residual: Tensor | None, factors: Tensor | None, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """`residual + factors * forward(x, valid)` in training; see `trained_linear`."""
+        backend, last = self.local.backend, (self.reduce.weight, self.reduce.bias, residual, factors)
+        hidden = zero_invalid_tokens(apply_linear(self.expand, x, backend), valid)
+        if worthwhile(hidden):
+            return depthwise_linear(hidden, self.local.weight, self.local.bias, *last, backend=backend)
+        return trained_linear(self.local.add(hidden, gelu=True), *last, backend=backend)
 
 
 class PolylineBlock(nn.Module):
@@ -120,7 +125,19 @@ class PolylineBlock(nn.Module):
         placed = self.position.add(zero_invalid_tokens(x, valid))
         normed = self.attn_norm(placed)
         with recomputing(normed, lambda: self.attn_norm.forward(placed)):
-            attended = placed + self.drop_path(self.attn_scale(self.attn(normed, rotary=rotary, valid=valid)))
+            attended = self._add(placed, self.attn, self.attn_scale, normed, valid=valid, rotary=rotary)
         normed = self.ffn_norm(attended)
         with recomputing(normed, lambda: self.ffn_norm.forward(attended)):
-            return attended + self.drop_path(self.ffn_scale(self.ffn(normed, valid)))
+            return self._add(attended, self.ffn, self.ffn_scale, normed, valid=valid)
+
+    def _add(
+        self, x: Tensor, branch: PolylineAttention | ConvFeedForward, scale: nn.Module, normed: Tensor, **options: Any
+    ) -> Tensor:
+        """The sum of x and what a branch makes of `normed`, in training by the last layer of the branch."""
+        plain = isinstance(scale, nn.Identity) and type(self.drop_path) in (nn.Identity, DropPath)
+        if plain and unhooked(branch, scale, self.drop_path) and branch.trains(normed):
+            # What stochastic depth multiplies an image by, drawn as it would draw it for the image itself.
+            drops = isinstance(self.drop_path, DropPath) and self.drop_path.training and self.drop_path.drop_prob
+            factors = self.drop_path(x.new_ones(len(x), 1, 1, 1)).flatten() if drops else None
+            return branch.add_to(x, factors, normed, **options)
+        return x + self.drop_path(scale(branch(normed, **options)))

@@ -4,12 +4,16 @@ A contiguous (B, H, W, C) tensor, permuted, is exactly what PyTorch calls channe
 below read and write the layout of the attention without a copy.
 """
 
+import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from ppma.ops.backends import kernels_serve
 from ppma.ops.conv import conv3x3
 from ppma.ops.depthwise import depthwise_conv
 from ppma.ops.options import BackendName
+from ppma.ops.trained_linear import trained_linear
+from ppma.ops.watching import observed
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
@@ -18,6 +22,38 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def unhooked(*modules: nn.Module) -> bool:
+    """Whether nobody would miss the calls of these modules: they have no hooks."""
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        for module in modules
+    )
+
+
+def trains(layer: nn.Module, x: Tensor, backend: BackendName = "auto") -> bool:
+    """Whether `trained_linear` may take the place of `layer(x)`.
+
+    It has a kernel for x, gradients are wanted, and nobody follows the call: `layer` is a plain linear layer without
+    hooks, and there is no profiler, dispatch mode or captured graph.
+    """
+    return (
+        torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and type(layer) is nn.Linear
+        and x.dtype == torch.float32
+        and unhooked(layer)
+        and not observed(x, layer.weight)
+        and kernels_serve(backend, "trained_linear", x, layer.weight)
+    )
+
+
+def apply_linear(layer: nn.Linear, x: Tensor, backend: BackendName = "auto") -> Tensor:
+    """`layer(x)`, in training by `trained_linear`."""
+    if trains(layer, x, backend):
+        return trained_linear(x, layer.weight, layer.bias, backend=backend)
+    return layer(x)
 
 
 class Conv3x3(nn.Conv2d):

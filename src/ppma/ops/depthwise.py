@@ -45,12 +45,15 @@ def depthwise_linear(
     offsets: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
+    residual: Tensor | None = None,
+    factors: Tensor | None = None,
     *,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """`linear(h)` with `h = depthwise_conv(x, taps, offsets, gelu=True)`, for training with less memory.
+    """`residual + factors * linear(h)` with `h = depthwise_conv(x, taps, offsets, gelu=True)`, for training.
 
-    The native kernels do not keep h for the backward pass: the convolution's gradient computes it again on the way.
+    With less memory: the native kernels do not keep h for the backward pass, where the convolution's gradient
+    computes it again on the way.
 
     Args:
         x: (B, H, W, C).
@@ -58,6 +61,8 @@ def depthwise_linear(
         offsets: (C,) or None, added to the convolution.
         weight: (outputs, C).
         bias: (outputs,) or None.
+        residual: (B, H, W, outputs) or None.
+        factors: (B,) or None, as in `trained_linear`.
         backend: selects the implementation.
 
     Returns:
@@ -69,4 +74,4 @@ def depthwise_linear(
         >>> depthwise_linear(torch.ones(1, 2, 2, 4), torch.zeros(4, 1, 3, 3), None, torch.ones(3, 4), None).shape
         torch.Size([1, 2, 2, 3])
     """
-    return backends.compose(backend, "depthwise_linear", x, taps, offsets, weight, bias)
+    return backends.compose(backend, "depthwise_linear", x, taps, offsets, weight, bias, residual, factors)

@@ -136,7 +136,13 @@ def test_unsupported_reason_old_triton(version, refused, monkeypatch):
 
 
 def test_operators_same_as_torch():
-    assert set(triton.__all__) == set(pytorch.__all__) - {"conv3x3", "depthwise_linear", "fused_conv", "fused_linear"}
+    assert set(triton.__all__) == set(pytorch.__all__) - {
+        "conv3x3",
+        "depthwise_linear",
+        "fused_conv",
+        "fused_linear",
+        "trained_linear",
+    }
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,21 @@ class Backend(Protocol):
 
     @staticmethod
     def depthwise_linear(
-        x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None
+        x: Tensor,
+        taps: Tensor,
+        offsets: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None = None,
+        factors: Tensor | None = None,
     ) -> Tensor:
-        """`linear(gelu(x) + conv(gelu(x)) + offsets)` of channel-last x; differentiable by itself."""
+        """`trained_linear` of `gelu(x) + conv(gelu(x)) + offsets` of channel-last x; differentiable by itself."""
+
+    @staticmethod
+    def trained_linear(
+        x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, factors: Tensor | None
+    ) -> Tensor:
+        """`residual + factors * linear(x)`, `factors` for each image; differentiable by itself."""
 
     @staticmethod
     def rotary_split(

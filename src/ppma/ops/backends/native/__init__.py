@@ -14,6 +14,7 @@ from ppma.ops.backends.native.fused_linear import fused_linear
 from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.native.rotary import rotary_split
 from ppma.ops.backends.native.scan import polyline_scan, polyline_scan_backward
+from ppma.ops.backends.native.trained_linear import trained_linear
 
 __all__ = [
     "conv3x3",
@@ -32,6 +33,7 @@ __all__ = [
     "polyline_scan",
     "polyline_scan_backward",
     "rotary_split",
+    "trained_linear",
     "unsupported_reason",
 ]
 

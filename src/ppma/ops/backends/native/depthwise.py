@@ -5,12 +5,12 @@ from ctypes import POINTER, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native.library import Kernel, contiguous_address, require_tokens, threads, view
+from ppma.ops.backends.native.trained_linear import multiply, of_product, product
 from ppma.ops.watching import observed
 
 _SIZES = POINTER(c_int64)
@@ -150,26 +150,43 @@ class _ConvolutionThenLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        taps: Tensor,
+        offsets: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        factors: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, taps, offsets, weight)
-        return F.linear(_convolve(x, taps, offsets, None, True), weight, bias)
+        ctx.factors, ctx.has_residual = factors, residual is not None
+        return product(_convolve(x, taps, offsets, None, True), weight, bias, residual, factors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, taps, offsets, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
+        rows, scale = of_product(grad, ctx.factors)
         mixed = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        of_mixed = (rows @ weight).view(x.shape)
+        of_mixed = multiply(rows, weight, scale).view(x.shape)
         of_x, of_taps, of_offsets = gradients(of_mixed, x, taps, offsets, True, True, mixed)
-        of_weight = rows.mT @ mixed.flatten(0, -2) if ctx.needs_input_grad[3] else None
-        of_bias = rows.sum(0) if ctx.needs_input_grad[4] else None
-        return of_x, of_taps, None if offsets is None else of_offsets, of_weight, of_bias
+        of_weight = multiply(rows.mT, mixed.flatten(0, -2), scale) if ctx.needs_input_grad[3] else None
+        of_bias = rows.sum(0) * scale if ctx.needs_input_grad[4] else None
+        of_residual = grad if ctx.has_residual else None
+        return of_x, of_taps, None if offsets is None else of_offsets, of_weight, of_bias, of_residual, None
 
 
-def depthwise_linear(x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+def depthwise_linear(
+    x: Tensor,
+    taps: Tensor,
+    offsets: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
     """See `ppma.ops.depthwise.depthwise_linear`."""
     if taps.shape[-1] != 3:
         raise BackendUnavailableError(f"native kernels: expected a depthwise kernel of size 3, got {taps.shape[-1]}")
-    return _ConvolutionThenLinear.apply(x, taps, offsets, weight, bias)
+    return _ConvolutionThenLinear.apply(x, taps, offsets, weight, bias, residual, factors)

@@ -1,8 +1,8 @@
-"""Linear layers with packed weights for inference: csrc/packed_linear.cpp."""
+"""Linear layers with packed weights: csrc/packed_linear.cpp."""
 
 import struct
 from collections.abc import Callable
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ppma.ops.backends.native.library import Kernel, address, contiguous_address
 
 _PARAMS = struct.Struct("PqPPPqPqqqqfPPqqqi")  # PackedLinearParams of csrc/packed_linear.h
 _kernel = Kernel("ppma_packed_linear", c_void_p)
-_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_void_p, c_int)
+_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_float, c_void_p, c_int)
 
 
 def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> Tensor:
@@ -27,17 +27,17 @@ def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: s
     key = f"{library.isa()}{form}"
     if key not in kept:
         with torch.inference_mode(False):
-            kept[key] = _packed(matrix().detach())
+            kept[key] = pack(matrix().detach())
     return kept[key]
 
 
-def _packed(weight: Tensor) -> Tensor:
-    """A weight (outputs, inputs), which may be a transposed matrix, packed."""
-    transposed = weight.mT.is_contiguous()
+def pack(weight: Tensor, scale: float = 1.0) -> Tensor:
+    """A weight (outputs, inputs), which may be a transposed matrix, times `scale`, packed."""
+    transposed = scale == 1.0 and weight.mT.is_contiguous()
     matrix = weight.mT if transposed else weight.contiguous()
     packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
     addresses = contiguous_address(matrix, matrix.shape), contiguous_address(packed, packed.shape)
-    _pack(addresses[0], *weight.shape, transposed, addresses[1], library.threads())
+    _pack(addresses[0], *weight.shape, transposed, scale, addresses[1], library.threads())
     return packed
 
 
@@ -85,10 +85,24 @@ def fused_linear(
         raise BackendUnavailableError("native kernels: fused_linear has no gradient")
     if residual is not None and rotary is not None:  # the sums start at the residual, and would be rotated with it
         raise BackendUnavailableError("native kernels: fused_linear takes a residual or rotary embeddings, not both")
-    outputs, inputs = weight.shape
-    rows = len(x)
     library.require_tokens(weight.shape)
-    out = torch.empty((rows, outputs), dtype=torch.float32, device=x.device)
+    out = torch.empty((len(x), len(weight)), dtype=torch.float32, device=x.device)
+    run(x, packed_weight(packed, lambda: weight), bias, residual, out, norm_eps, rotary, rotated)
+    return out
+
+
+def run(
+    x: Tensor,
+    packed: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    norm_eps: float | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    rotated: int = 0,
+) -> None:
+    """The product with a packed weight, to `out`, (rows, outputs), contiguous; other arguments as in `fused_linear`."""
+    (rows, inputs), outputs = x.shape, out.shape[1]
     x = x if x.stride(1) == 1 else x.contiguous()
     if residual is not None and residual.stride(1) != 1:
         residual = residual.contiguous()
@@ -105,7 +119,7 @@ def fused_linear(
     params = _PARAMS.pack(
         address(x, (rows, inputs)),
         x.stride(0),
-        packed_address(packed, lambda: weight),
+        contiguous_address(packed, packed.shape),
         contiguous_address(bias, (outputs,)),
         0 if residual is None else address(residual, (rows, outputs)),
         0 if residual is None else residual.stride(0),
@@ -123,4 +137,3 @@ def fused_linear(
         library.threads(),
     )
     _kernel(params)
-    return out

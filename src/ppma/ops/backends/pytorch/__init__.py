@@ -10,6 +10,7 @@ from ppma.ops.backends.pytorch.block import (
     fused_conv,
     fused_linear,
     rotary_split,
+    trained_linear,
 )
 from ppma.ops.backends.pytorch.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.pytorch.linear import linear_attention, linear_attention_backward
@@ -32,6 +33,7 @@ __all__ = [
     "polyline_scan",
     "polyline_scan_backward",
     "rotary_split",
+    "trained_linear",
     "unsupported_reason",
 ]
 

@@ -22,9 +22,27 @@ def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
     return out.permute(0, 2, 3, 1) + (values if residual is None else residual)
 
 
-def depthwise_linear(x: Tensor, taps: Tensor, offsets: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear(act(x) + conv(act(x)))`; see `ppma.ops.depthwise.depthwise_linear`."""
-    return F.linear(depthwise_conv(x, taps, offsets, None, True), weight, bias)
+def depthwise_linear(
+    x: Tensor,
+    taps: Tensor,
+    offsets: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """`residual + factors * linear(act(x) + conv(act(x)))`; see `ppma.ops.depthwise.depthwise_linear`."""
+    return trained_linear(depthwise_conv(x, taps, offsets, None, True), weight, bias, residual, factors)
+
+
+def trained_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, factors: Tensor | None
+) -> Tensor:
+    """`residual + factors * linear(x)`; see `ppma.ops.trained_linear.trained_linear`."""
+    out = F.linear(x, weight, bias)
+    if factors is not None:
+        out = out * factors.view(-1, *[1] * (out.ndim - 1))
+    return out if residual is None else residual + out
 
 
 def rotary_split(

@@ -145,9 +145,10 @@ PPMA_EXPORT int64_t ppma_packed_linear_size(int64_t outputs, int64_t inputs) {
   return panels_of(outputs) * kPanel * inputs;
 }
 
-// weight is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous.
-PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t inputs, int transposed, float* packed,
-                                 int threads) {
+// Packs `scale` times the weight, which is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous; a transposed
+// one has a scale of 1.
+PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t inputs, int transposed, float scale,
+                                 float* packed, int threads) {
   parallel_for(panels_of(outputs), threads, [&](int64_t panel) {
     const int64_t first = panel * kPanel, count = std::min(kPanel, outputs - first);
     float* to = packed + first * inputs;
@@ -155,7 +156,7 @@ PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t i
     if (transposed)
       pack_rows(weight + first, outputs, inputs, count, to, kPanel);
     else
-      pack_columns(weight + first * inputs, inputs, count, inputs, 1.0f, to, kPanel);
+      pack_columns(weight + first * inputs, inputs, count, inputs, scale, to, kPanel);
   });
   return 0;
 }
