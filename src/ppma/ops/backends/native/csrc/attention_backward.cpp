@@ -11,6 +11,7 @@
 // A weight of exactly 1 leaves no room for others, and its score has the gradient 0. The formulas above leave the
 // difference of two roundings of the same sum there, which a large key would multiply.
 #include <algorithm>
+#include <cmath>
 
 #include "attention_tiles.h"
 #include "lane_sums.h"
@@ -62,7 +63,7 @@ struct ThreadScratch {
   float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
   float* lanes;                        // key rows or query columns x kLanes: sums that are still to be added up
   float* down;                         // key columns: sums over a row's queries
-  float* first_weights;                // key rows x key columns: of one query in the first of two softmaxes
+  float* path_weights[2];              // key rows x key columns: of one query in each of two softmaxes
   TileMask<kLogit> mask;
 
   ThreadScratch(Arena& arena, const AttentionParams& params, const Runs& query_runs, const Runs& key_runs)
@@ -82,7 +83,8 @@ struct ThreadScratch {
         at_queries(arena.take(query_runs.most_rows() * key_runs.most_rows() * query_runs.most_columns())),
         lanes(arena.take(padded(std::max(key_runs.most_rows(), query_runs.most_columns())) * kLanes)),
         down(arena.take(padded(key_runs.most_columns()))),
-        first_weights(arena.take(key_runs.most_rows() * padded(key_runs.most_columns()))),
+        path_weights{arena.take(key_runs.most_rows() * padded(key_runs.most_columns())),
+                     arena.take(key_runs.most_rows() * padded(key_runs.most_columns()))},
         mask(arena, query_runs, key_runs) {}
 };
 
@@ -119,6 +121,7 @@ class Backward {
         h2v_(params.h2v),
         two_(has_two_softmaxes(params)),
         has_first_(saves_first_output(params)),
+        weighs_first_(two_ && !has_first_),
         potentials_(shared.take(GridPotentials::size(params)), head_),
         chunk_memory_(shared),
         own_(own, params, query_runs_, key_runs_) {}
@@ -149,14 +152,15 @@ class Backward {
     head_.pack(params_.q, params_.d, queries, own_.queries);
     head_.pack(gradients_.out, params_.dv, queries, own_.grad_out);
     begin_queries(queries);
+    const bool factors = !kLogit || is_bounded(queries);
     for (int64_t part = 0; part < key_runs_.parts(); ++part) {
       Run columns = key_runs_.at(0, part);
       if (v2h_) {
-        own_.mask.begin(potentials_, queries, columns);
+        own_.mask.begin(potentials_, queries, columns, factors);
         std::memset(own_.of_query_rows, 0, sizeof(float) * queries.tokens() * width_);
       }
       for (int64_t group = 0; group < key_runs_.groups(); ++group)
-        tile(queries, key_runs_.at(group, part), part == 0 && group == 0, sums);
+        tile(queries, key_runs_.at(group, part), part == 0 && group == 0, factors, sums);
       if (v2h_)
         for (int64_t r = 0; r < queries.rows; ++r)
           add_to_row(queries, columns, own_.of_query_rows + r * queries.columns * width_, queries.row + r, sums);
@@ -191,14 +195,14 @@ class Backward {
     Vec total{};
     for (int64_t c = 0; c < count; c += kLanes) {
       int here = count - c < kLanes ? static_cast<int>(count - c) : kLanes;
-      total += load_part(a + c, here) * load_part(b + c, here);
+      total += load_lanes(a + c, here) * load_lanes(b + c, here);
     }
     return sum(total);
   }
 
-  void tile(const Run& queries, const Run& keys, bool first, ChunkSums& sums) {
+  void tile(const Run& queries, const Run& keys, bool first, bool factors, ChunkSums& sums) {
     int64_t count = keys.tokens(), stride = score_stride(count), d = params_.d, dv = params_.dv;
-    own_.mask.next(potentials_, queries, keys);
+    own_.mask.next(potentials_, queries, keys, factors);
     head_.pack(params_.k, d, keys, own_.keys);
     head_.pack_transposed(params_.v, dv, keys, params_.path_weight(), own_.values_transposed, stride);
     score_tile(head_, own_.queries, queries.tokens(), keys, own_.keys_transposed, own_.scores);
@@ -208,7 +212,7 @@ class Backward {
     for (int64_t r = 0; r < queries.rows; ++r)
       for (int64_t j = 0; j < queries.columns; ++j) {
         int64_t query = r * queries.columns + j;
-        if (two_ && !has_first_) weigh_first(r, j, query, keys, stride);
+        if (weighs_first_) factors ? weigh<true>(r, j, query, keys, stride) : weigh<false>(r, j, query, keys, stride);
         if (own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f)
           differentiate<true, 0>(r, j, queries, keys, stride);
         else if (vectors == 1)
@@ -233,20 +237,53 @@ class Backward {
     add_to_columns(queries, keys, sums);
   }
 
-  // The weights of a query in the first of two softmaxes, and their product with the gradient of the map, which divides
-  // delta. All keys are in this tile.
-  void weigh_first(int64_t r, int64_t j, int64_t query, const Run& keys, int64_t stride) {
+  // Whether the masks of a block of queries may be factors in "logit": both paths then share one exponential. Where a
+  // weight is exactly 1, so it must come out here, which only the logarithms promise.
+  bool is_bounded(const Run& queries) const {
+    if (!weighs_first_ || params_.key_bias) return false;
+    float of_queries = 0.0f, of_keys = 0.0f;
+    auto keep_larger = [](float& most, float square) {
+      if (!(square <= most)) most = square;  // keeps NaN
+    };
+    for (int64_t query = 0; query < queries.tokens(); ++query) {
+      if (own_.inverse[0][query] == 1.0f || own_.inverse[1][query] == 1.0f) return false;
+      const float* q = own_.queries + query * padded(params_.d);
+      keep_larger(of_queries, dot(q, q, params_.d));
+    }
+    for (int64_t token = 0; token < params_.tokens(); ++token) {
+      const float* k = head_.at(params_.k, token / params_.width, token % params_.width);
+      keep_larger(of_keys, dot(k, k, params_.d));
+    }
+    return std::sqrt(of_queries) * std::sqrt(of_keys) * std::fabs(params_.scale) <= kSafeScore;
+  }
+
+  // The weights of a query in both of two softmaxes, and the product of the first with the gradient of the map, which
+  // divides delta. All keys are in this tile. kFactors: the mask has factors and not their logarithms.
+  template <bool kFactors>
+  void weigh(int64_t r, int64_t j, int64_t query, const Run& keys, int64_t stride) {
     const float *scores = own_.scores + query * stride, *grad_map = own_.grad_map + query * stride;
-    const float *of_query_row = own_.mask.of_query_row(r, j), top = own_.top[0][query], inverse = own_.inverse[0][query];
+    const float* of_query_row = own_.mask.of_query_row(r, j);
+    const float top[2] = {own_.top[0][query], own_.top[1][query]};
+    float inverse[2] = {own_.inverse[0][query], own_.inverse[1][query]};
+    for (int s = 0; kFactors && s < 2; ++s) inverse[s] *= exp_bounded(splat(-top[s]))[0];
     Vec delta{};
     for (int64_t t = 0; t < keys.rows; ++t) {
-      const float* at_keys = own_.mask.at_keys(r, t);
+      const float *at_keys = own_.mask.at_keys(r, t), *of_key_row = own_.mask.of_key_row(t, j);
+      const float at_query = own_.mask.at_queries(r, t)[j];
       for (int64_t l = 0; l < keys.columns; l += kLanes) {
         const int64_t at = t * keys.columns + l;
-        Vec p = path_weights(load(scores + at), load(of_query_row + l) + load(at_keys + l), top, inverse);
-        store(own_.first_weights + t * width_ + l, p);
+        Vec score = load(scores + at), p[2];
+        if (kFactors) {
+          Vec e = exp2_bounded(score * kLog2E);
+          p[0] = e * (load(of_query_row + l) * load(at_keys + l)) * inverse[0];
+          p[1] = e * load(of_key_row + l) * (at_query * inverse[1]);
+        } else {
+          p[0] = path_weights(score, load(of_query_row + l) + load(at_keys + l), top[0], inverse[0]);
+          p[1] = path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
+        }
+        for (int s = 0; s < 2; ++s) store(own_.path_weights[s] + t * width_ + l, p[s]);
         IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
-        delta += select(inside, p * load(grad_map + at), Vec{});
+        delta += select(inside, p[0] * load(grad_map + at), Vec{});
       }
     }
     split_delta(query, sum(delta));
@@ -269,7 +306,7 @@ class Backward {
     const float top[2] = {own_.top[0][query], own_.top[two_][query]};
     const float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
     const float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
-    const float* given = two_ && !has_first_ ? own_.first_weights : nullptr;
+    const bool given = weighs_first_;
     Vec held_mask[kHeld], held_sum[kHeld];
     for (int n = 0; n < kVectors; ++n)
       held_mask[n] = load(of_query_row + n * kLanes), held_sum[n] = load(sum_of_query_row + n * kLanes);
@@ -291,13 +328,14 @@ class Backward {
         next_score = load(scores + next), next_grad = load(grad_map + next);
         if (kLogit) {
           if (v2h) {
-            Vec p = given ? load(given + t * width + l)
+            Vec p = given ? load(own_.path_weights[0] + t * width + l)
                           : path_weights(score, mask_of_query_row + load(at_keys + l), top[0], inverse[0]);
             x = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[0]), Vec{});
             weight += p * weight_of_path;
           }
           if (h2v) {
-            Vec p = path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
+            Vec p = given ? load(own_.path_weights[1] + t * width + l)
+                          : path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
             xt = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[1]), Vec{});
             weight += p * weight_of_path;
           }
@@ -435,6 +473,7 @@ class Backward {
   const bool v2h_, h2v_;
   const bool two_;        // softmaxes
   const bool has_first_;  // the output of the first of them
+  const bool weighs_first_;  // two softmaxes, whose weights a query has before its gradients
   GridPotentials potentials_;
   Arena chunk_memory_;
   ThreadScratch<kLogit> own_;

@@ -137,7 +137,12 @@ class GridPotentials {
 void score_tile(const Head& head, const float* queries, int64_t count, const Run& keys, float* keys_transposed,
                 float* scores);
 
-// The factors of the masks of one tile, or their natural logarithms if kLog. Vectors behind the last column may be read, not used.
+// Scores up to this magnitude need no maximum: no exponential overflows, and against the token itself, whose mask is 1, no
+// mask that underflows could count: exp(2 * 35) * 2^-126 < 2^-24.
+constexpr float kSafeScore = 35.0f;
+
+// The factors of the masks of one tile, or their natural logarithms if kLog, unless they are asked for as factors. Vectors
+// behind the last column may be read, not used.
 template <bool kLog>
 class TileMask {
  public:
@@ -152,20 +157,21 @@ class TileMask {
         at_queries_(arena.take(queries.most_rows() * key_rows_ * query_width_)) {}
 
   // For a block of queries and all keys in the same columns as `keys`.
-  void begin(const GridPotentials& potentials, const Run& queries, const Run& keys) {
+  void begin(const GridPotentials& potentials, const Run& queries, const Run& keys, bool factors = !kLog) {
     for (int64_t r = 0; r < queries.rows; ++r)
-      row_block(potentials.row(queries.row + r), queries, keys, of_query_rows_ + r * most_queries_ * width_);
+      row_block(potentials.row(queries.row + r), queries, keys, of_query_rows_ + r * most_queries_ * width_, factors);
   }
 
   // For a tile of keys.
-  void next(const GridPotentials& potentials, const Run& queries, const Run& keys) {
+  void next(const GridPotentials& potentials, const Run& queries, const Run& keys, bool factors = !kLog) {
     for (int64_t t = 0; t < keys.rows; ++t)
-      row_block(potentials.row(keys.row + t), queries, keys, of_key_rows_ + t * most_queries_ * width_);
+      row_block(potentials.row(keys.row + t), queries, keys, of_key_rows_ + t * most_queries_ * width_, factors);
     ColumnPotentials columns = potentials.columns();
     for (int64_t r = 0; r < queries.rows; ++r) {
       for (int64_t t = 0; t < keys.rows; ++t) {
-        between(columns, queries.row + r, keys.row + t, keys, at_keys_ + (r * key_rows_ + t) * width_);
-        between(columns, queries.row + r, keys.row + t, queries, at_queries_ + (r * key_rows_ + t) * query_width_);
+        int64_t i = queries.row + r, k = keys.row + t, pair = r * key_rows_ + t;
+        between(columns, i, k, keys, at_keys_ + pair * width_, factors);
+        between(columns, i, k, queries, at_queries_ + pair * query_width_, factors);
       }
     }
   }
@@ -179,15 +185,18 @@ class TileMask {
   const float* at_queries(int64_t r, int64_t t) const { return at_queries_ + (r * key_rows_ + t) * query_width_; }
 
  private:
-  void row_block(const Potentials& row, const Run& queries, const Run& keys, float* to) const {
+  void row_block(const Potentials& row, const Run& queries, const Run& keys, float* to, bool factors) const {
     auto fill = kLog ? log_decay_block : decay_block;
     fill(row, queries.column, queries.columns, keys.column, keys.columns, to, width_);
+    if (!kLog || !factors) return;
+    for (int64_t j = 0; j < queries.columns; ++j)
+      for (int64_t l = 0; l < keys.columns; l += kLanes) store(to + j * width_ + l, exp(load(to + j * width_ + l)));
   }
 
-  void between(const ColumnPotentials& columns, int64_t i, int64_t k, const Run& run, float* to) const {
+  void between(const ColumnPotentials& columns, int64_t i, int64_t k, const Run& run, float* to, bool factors) const {
     for (int64_t c = 0; c < run.columns; c += kLanes) {
       Vec log = columns.log_decay(i, k, run.column + c);
-      store(to + c, kLog ? log : exp2(log));
+      store(to + c, !factors ? log : kLog ? exp(log) : exp2(log));
     }
   }
 

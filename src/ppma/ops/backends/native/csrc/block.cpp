@@ -8,6 +8,7 @@
 #include "packed_linear.h"
 #include "parallel.h"
 #include "params.h"
+#include "simd.h"
 
 using namespace ppma;
 
@@ -20,11 +21,14 @@ namespace {
 
 constexpr int64_t kGroupTokens = 4096;  // of the images that go through the block together
 
+// From token to token, an odd number of cache lines: tokens of a column would otherwise meet in a few sets of a cache.
+int64_t spread(int64_t channels) { return ((channels + kCacheLine - 1) / kCacheLine | 1) * kCacheLine; }
+
 // What lies between the steps, for `images` images.
 struct Workspace {
   float* placed;      // tokens x dim; later with the attention added
   float* log_decays;  // images x heads x decays x grid
-  float* qkv;         // tokens x (q, k, v)
+  float* qkv;         // tokens x (q, k, v), spread
   float* attended;
   float *hidden, *mixed;  // tokens x hidden, in the place of the two above
 
@@ -32,8 +36,8 @@ struct Workspace {
       : placed(arena.take(images * params.height * params.width * params.dim)),
         log_decays(arena.take(images * params.height * params.width * params.heads * params.decays)) {
     int64_t tokens = images * params.height * params.width, dim = params.dim;
-    float* rest = arena.take(tokens * std::max(4 * dim, 2 * params.hidden) + 32);
-    qkv = rest, attended = rest ? rest + (tokens * 3 * dim + 15) / 16 * 16 : nullptr;
+    float* rest = arena.take(tokens * std::max(spread(3 * dim) + dim, 2 * params.hidden) + 32);
+    qkv = rest, attended = rest ? rest + tokens * spread(3 * dim) : nullptr;
     hidden = rest, mixed = rest ? rest + (tokens * params.hidden + 15) / 16 * 16 : nullptr;
   }
 };
@@ -54,6 +58,7 @@ class Block {
     int64_t dim = params_.dim;
     if (depthwise(x_, dim, dim, params_.position, params_.position_bias, nullptr, space_.placed, 3, false)) return 1;
     PackedLinearParams qkv = linear(space_.placed, dim, params_.qkv, params_.qkv_bias, nullptr, space_.qkv, 3 * dim);
+    qkv.out_stride = spread(3 * dim);
     qkv.norm_eps = params_.attn_eps;
     qkv.cosine = params_.cosine, qkv.sine = params_.sine;
     qkv.rotated = 2 * dim, qkv.head_dim = dim / params_.heads, qkv.tokens = grid_;
@@ -62,7 +67,7 @@ class Block {
     if (packed_linear(qkv, &decays)) return 1;
     if (attend()) return 1;
     // The values' convolution adds to the attention's result, in place.
-    if (depthwise(space_.qkv + 2 * dim, 3 * dim, dim, params_.local, params_.local_bias, space_.attended,
+    if (depthwise(space_.qkv + 2 * dim, spread(3 * dim), dim, params_.local, params_.local_bias, space_.attended,
                   space_.attended, 5, false))
       return 1;
     PackedLinearParams proj =
@@ -117,9 +122,9 @@ class Block {
   int attend() const {
     int64_t dim = params_.dim, head_dim = dim / params_.heads;
     AttentionParams attention{};
-    attention.q = heads(space_.qkv, 3 * dim, head_dim);
-    attention.k = heads(space_.qkv + dim, 3 * dim, head_dim);
-    attention.v = heads(space_.qkv + 2 * dim, 3 * dim, head_dim);
+    attention.q = heads(space_.qkv, spread(3 * dim), head_dim);
+    attention.k = heads(space_.qkv + dim, spread(3 * dim), head_dim);
+    attention.v = heads(space_.qkv + 2 * dim, spread(3 * dim), head_dim);
     if (params_.decays) {
       int64_t of_head = params_.decays * grid_;
       View of_heads{space_.log_decays, {params_.heads * of_head, of_head, params_.width, 1, 0}};

@@ -27,9 +27,6 @@ namespace {
 constexpr int64_t kMostTokens = 1024;
 constexpr int kMostVectors = 4;  // of a key row
 constexpr int64_t kPanel = kBlockVectors * kLanes;
-// Scores up to this magnitude need no maximum: no exponential overflows, and against the token itself, whose mask is 1, no
-// mask that underflows could count: exp(2 * 35) * 2^-126 < 2^-24.
-constexpr float kSafeScore = 35.0f;
 // Below this share of the largest weight the logarithms are used. It bounds the error of exp_weight, which grows with the
 // distance from the largest score.
 constexpr float kLeastSum = 0x1p-20f;
