@@ -91,6 +91,10 @@ def test_trains_only_where_nobody_follows():
         assert not trains(layer, x)
     with torch.profiler.profile():
         assert not trains(layer, x)
+    everywhere = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not trains(layer, x)
+    everywhere.remove()
+    assert trains(layer, x)
     layer.register_full_backward_hook(lambda *_: None)
     assert not trains(layer, x)
 

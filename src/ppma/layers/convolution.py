@@ -7,6 +7,7 @@ below read and write the layout of the attention without a copy.
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from ppma.ops.backends import kernels_serve
 from ppma.ops.conv import conv3x3
@@ -25,8 +26,8 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def unhooked(*modules: nn.Module) -> bool:
-    """Whether nobody would miss the calls of these modules: they have no hooks."""
-    return not any(
+    """Whether nobody would miss the calls of these modules: they have no hooks, and there are none for all modules."""
+    return not _has_any_global_hook() and not any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
         for module in modules
     )
