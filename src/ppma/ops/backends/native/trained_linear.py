@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
-from ppma.ops.backends.native import fused_linear
+from ppma.ops.backends.native.fused_linear import pack, run
 
 # With fewer rows, packing the weight takes longer than it saves. A fixed rule and no measurement: a training that is
 # resumed repeats its bits.
@@ -30,12 +30,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     out = torch.empty((len(rows), outputs), dtype=torch.float32, device=x.device)
     others = None if residual is None else residual.reshape(-1, outputs)
     shift = x.new_zeros(outputs) if bias is None else scale * bias if scale != 1.0 else bias.contiguous()
-    packed = fused_linear.pack(weight, scale)
+    packed = pack(weight, scale)
     tokens, first = len(rows) // len(x), 0
     for kept, images in groupby(counts, bool):
         here = slice(first, first + tokens * len(list(images)))
         if kept:
-            fused_linear.run(rows[here], packed, shift, None if others is None else others[here], out[here])
+            run(rows[here], packed, shift, None if others is None else others[here], out[here])
         elif others is None:
             out[here] = 0.0
         else:
