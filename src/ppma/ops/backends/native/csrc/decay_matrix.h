@@ -5,6 +5,7 @@
 // potentials c[m] = sum of the logarithms of the decays up to edge m.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "simd.h"
@@ -153,6 +154,108 @@ inline void decay_block(const Potentials& line, int64_t row, int64_t rows, int64
     }
   }
 }
+
+// The whole matrix D of a line from products of its decays, with an exponential for each vector of tokens instead of each
+// vector of D. A square of kLanes x kLanes has at most kLanes factors on the diagonal, by a recurrence with the tokens in the
+// lanes. Elsewhere D is the decay from a token to the end of its square, times that of the squares in between, times that
+// from the beginning of the other's square: two products of at most kLanes factors and one exponential of a sum. All terms of
+// the sum have the same sign, so nothing cancels, and a decay of 0 (-inf) needs no special case.
+class DecayProducts {
+ public:
+  // How many floats a line of `n` tokens takes.
+  static int64_t size(int64_t n) { return 3 * whole(n) + 3 * whole(whole(n) / kLanes); }
+
+  DecayProducts(float* memory, int64_t n)
+      : n_(n),
+        squares_(whole(n) / kLanes),
+        decays_(memory),
+        from_begin_(decays_ + whole(n)),
+        to_end_(from_begin_ + whole(n)),
+        logs_(to_end_ + whole(n)),
+        between_{logs_ + whole(squares_), logs_ + 2 * whole(squares_)} {}
+
+  // Reads the natural log-decays log[0], log[stride], ... and writes rows of whole vectors; behind the line's end D is 0.
+  void write(const float* log, int64_t stride, float* to) {
+    for (int64_t m = 1; m < n_; ++m) decays_[m] = log[m * stride];
+    decays_[0] = 0.0f;  // lies outside the line
+    const int64_t width = squares_ * kLanes;
+    for (int64_t square = 0; square < squares_; ++square) {
+      const int64_t first = square * kLanes, rows = std::min<int64_t>(kLanes, n_ - first);
+      float* decays = decays_ + first;
+      const Vec logs = load_lanes(decays, static_cast<int>(rows));
+      logs_[square] = sum(logs);
+      // No decay leads out of the line.
+      IntVec inside = lane_index() < static_cast<int>(rows);
+      if (square == 0) inside &= lane_index() > 0;
+      store(decays, select(inside, exp(logs), Vec{}));
+      write_diagonal(decays, rows, first, to + first * width + first, width);
+    }
+    sum_between(0);
+    for (int64_t square = 0; square < squares_; ++square) {
+      if (square + 1 < squares_) sum_between(square + 1);  // one ahead: its numbers are on their way while this one is written
+      const int64_t first = square * kLanes, rows = std::min<int64_t>(kLanes, n_ - first);
+      for (int64_t other = 0; other < squares_; ++other) {
+        if (other == square) continue;
+        const bool before = other < square;
+        Vec nearest = load((before ? to_end_ : from_begin_) + other * kLanes) * between_[square % 2][other];
+        const float* steps = (before ? from_begin_ : to_end_) + first;
+        float* out = to + first * width + other * kLanes;
+        if (rows == kLanes) {
+#pragma GCC unroll 16
+          for (int j = 0; j < kLanes; ++j) store(out + j * width, nearest * steps[j]);
+        } else {
+          for (int64_t j = 0; j < rows; ++j) store(out + j * width, nearest * steps[j]);
+        }
+      }
+    }
+  }
+
+ private:
+  static int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+  // Row j of the square is below_j + decays[j + 1] * above_{j + 1}, where below_j has what lies left of the diagonal and
+  // above_j what lies right of it, both with the 1 of the diagonal itself.
+  void write_diagonal(const float* decays, int64_t rows, int64_t first, float* to, int64_t stride) {
+    Vec above[kLanes + 1];
+    above[kLanes] = Vec{};
+    auto diagonal = [](int j) { return select(lane_index() == j, splat(1.0f), Vec{}); };
+#pragma GCC unroll 16
+    for (int j = kLanes - 1; j >= 0; --j)
+      above[j] = (j + 1 < kLanes ? decays[j + 1] * above[j + 1] : Vec{}) + diagonal(j);
+    store(from_begin_ + first, decays[0] * above[0]);
+    Vec below{};
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) {
+      below = decays[j] * below + diagonal(j);
+      if (j < rows) store(to + j * stride, j + 1 < kLanes ? decays[j + 1] * above[j + 1] + below : below);
+    }
+    store(to_end_ + first, below);
+  }
+
+  // The decays of what lies between a square and each of the others.
+  void sum_between(int64_t square) {
+    float* between = between_[square % 2];
+    double log = 0.0;
+    for (int64_t other = square + 1; other < squares_; ++other) {
+      between[other] = static_cast<float>(log);
+      log += logs_[other];
+    }
+    log = 0.0;
+    for (int64_t other = square - 1; other >= 0; --other) {
+      between[other] = static_cast<float>(log);
+      log += logs_[other];
+    }
+    between[square] = 0.0f;
+    for (int64_t other = 0; other < squares_; other += kLanes) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, squares_ - other));
+      store(between + other, exp(load_lanes(between + other, lanes)));
+    }
+  }
+
+  const int64_t n_, squares_;
+  float *decays_, *from_begin_, *to_end_;  // of the tokens: of their own edge, and from and to the ends of their square
+  float *logs_, *between_[2];              // of the squares; for the present one and the next
+};
 
 // The gradient of log D[j][l .. l + kLanes) with the sign with which the potential of l receives it and that of j loses
 // it: from the positions and not from the potentials, which are equal where a decay is 1.

@@ -74,8 +74,7 @@ bool bounded_map(const Line& line, const LineScratch& scratch, float* weights, f
   pack_rows(q.data, q.stride, n, params.d, scratch.queries);
   pack_columns(k.data, k.stride, n, params.d, 1.0f, scratch.keys, width);
   if (!line.all_valid() || !(score_bound(scratch, n, params.d, params.scale) <= kSafeScore)) return false;
-  Potentials::fill(scratch.potentials, log_decay.data, log_decay.stride, n, Base::kTwo);
-  decay_block(Potentials(scratch.potentials, n), 0, n, 0, n, scratch.decays, width);
+  DecayProducts(scratch.products, n).write(log_decay.data, log_decay.stride, scratch.decays);
   for (int64_t j = 0; j < width; ++j) store(scratch.lanes + j * kLanes, Vec{});
   product(rows_of(scratch.queries, padded(params.d)), {scratch.keys, width}, n, width, params.d,
           BoundedWeights<kLogit>{n, width, params.scale * kLog2E, scratch.decays, scratch.lanes, weights, softmax});

@@ -16,7 +16,8 @@ struct LineScratch {
   float* queries;     // n x d
   float* keys;        // d x n
   float* decays;      // n x n
-  float* potentials;
+  float* potentials;  // Potentials
+  float* products;    // DecayProducts
   float* lanes;       // n x kLanes: sums of a row that are still to be added up
 
   LineScratch(Arena& arena, int64_t n, int64_t d)
@@ -24,6 +25,7 @@ struct LineScratch {
         keys(arena.take(d * padded(n))),
         decays(arena.take(n * padded(n))),
         potentials(arena.take(Potentials::size(n))),
+        products(arena.take(DecayProducts::size(n))),
         lanes(arena.take(padded(n) * kLanes)) {}
 };
 
