@@ -64,21 +64,27 @@ __attribute__((noinline)) void block_product(const Left& a, const Right& b, int6
     for (int n = 0; n < N; ++n) local(row + m, column + n * kLanes, sums[m][n]);
 }
 
+// Calls `block_product` for a height of 1 .. M.
+template <int M, int N, class Finish>
+inline void of_height(int64_t height, const Left& a, const Right& b, int64_t depth, const Finish& finish, int64_t row,
+                      int64_t column) {
+  if constexpr (M > 0) {
+    if (height == M)
+      block_product<M, N>(a, b, depth, finish, row, column);
+    else
+      of_height<M - 1, N>(height, a, b, depth, finish, row, column);
+  }
+}
+
 template <int N, class Finish>
 inline void row_blocks(const Left& a, const Right& b, int64_t rows, int64_t depth, const Finish& finish, int64_t column) {
+  constexpr int kRows = N <= kBlockVectors ? kBlockRows : kBlockRows * kBlockVectors / N;
   // Blocks of nearly equal height: 14 rows are 5 + 5 + 4 and not 6 + 6 + 2, whose last block would wait on itself.
-  int64_t blocks = (rows + kBlockRows - 1) / kBlockRows, low = rows / std::max<int64_t>(blocks, 1);
+  int64_t blocks = (rows + kRows - 1) / kRows, low = rows / std::max<int64_t>(blocks, 1);
   int64_t high_blocks = rows - low * blocks;
   for (int64_t row = 0, height; row < rows; row += height) {
     height = low + (high_blocks-- > 0);
-    switch (height) {
-      case 6: block_product<6, N>(a, b, depth, finish, row, column); break;
-      case 5: block_product<5, N>(a, b, depth, finish, row, column); break;
-      case 4: block_product<4, N>(a, b, depth, finish, row, column); break;
-      case 3: block_product<3, N>(a, b, depth, finish, row, column); break;
-      case 2: block_product<2, N>(a, b, depth, finish, row, column); break;
-      default: block_product<1, N>(a, b, depth, finish, row, column); break;
-    }
+    of_height<kRows, N>(height, a, b, depth, finish, row, column);
   }
 }
 
@@ -86,10 +92,15 @@ inline void row_blocks(const Left& a, const Right& b, int64_t rows, int64_t dept
 template <class Finish>
 void product(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t depth,
              const Finish& finish) {
+  const int64_t vectors = (columns + kLanes - 1) / kLanes;
   int64_t column = 0;
-  for (; column + kLanes < columns; column += kBlockVectors * kLanes)
+  // An odd number ends with three vectors instead of a single one, which would take as many loads as sums.
+  for (; column + (vectors % 2 ? 3 : 0) * kLanes < vectors * kLanes; column += kBlockVectors * kLanes)
     row_blocks<kBlockVectors>(a, b, rows, depth, finish, column);
-  if (column < columns) row_blocks<1>(a, b, rows, depth, finish, column);
+  if (vectors == 1)
+    row_blocks<1>(a, b, rows, depth, finish, 0);
+  else if (vectors % 2)
+    row_blocks<3>(a, b, rows, depth, finish, column);
 }
 
 // Stores or adds whole vectors: rows of the result are padded.
