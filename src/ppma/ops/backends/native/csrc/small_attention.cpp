@@ -73,12 +73,14 @@ struct QueryScratch {
   float* scores;      // kBlockRows x keys, then their exponentials
   float* weights[2];  // kBlockRows x tokens, of one product with the values each: the padding is gone
   float* panel;       // the scores of one query against one panel of keys
+  float* row_scale;   // kBlockRows: by what the weights of a query are still to be multiplied
 
   QueryScratch(Arena& arena, const AttentionParams& params, const Keys& grid)
       : queries(arena.take(kBlockRows * padded(params.d))),
         scores(arena.take(kBlockRows * grid.count + kLanes)),
         weights{arena.take(kBlockRows * weight_stride(grid)), arena.take(kBlockRows * weight_stride(grid))},
-        panel(arena.take(kPanel)) {}
+        panel(arena.take(kPanel)),
+        row_scale(arena.take(kBlockRows)) {}
 
   // Whole vectors are stored, also of the rows that fill up the last one.
   static int64_t weight_stride(const Keys& grid) {
@@ -225,22 +227,24 @@ class Small {
     float* to[kBlockRows];
     for (int64_t r = 0; r < count; ++r)
       to[r] = results_.out.at(head_.batch, head_.head, (first + r) / grid_.width, (first + r) % grid_.width);
-    if (!separate_) return multiply(0, count, {to, nullptr, params_.dv});
+    if (!separate_) return multiply(0, count, {to, nullptr, own_.row_scale, params_.dv});
     float* kept[kBlockRows];
     for (int64_t r = 0; r < count; ++r) kept[r] = results_.first + (token_of_head() + first + r) * params_.dv;
-    multiply(0, count, {kept, nullptr, params_.dv});
-    multiply(1, count, {to, kept, params_.dv});
+    multiply(0, count, {kept, nullptr, own_.row_scale, params_.dv});
+    multiply(1, count, {to, kept, own_.row_scale, params_.dv});
   }
 
-  // Writes rows of `dv` numbers, or their mean with other rows.
+  // Scales rows of `dv` numbers and writes them, or their mean with other rows.
   struct RowStore {
     float* const* rows;
     float* const* others;  // null for none
+    const float* row_scale;
     int64_t dv;
 
     void operator()(int64_t r, int64_t c, Vec x) const {
       int count = static_cast<int>(std::clamp<int64_t>(dv - c, 0, kLanes));
       if (count == 0) return;
+      x *= row_scale[r];
       if (others) x = (x + load_part(others[r] + c, count)) * 0.5f;
       if (count == kLanes)
         store(rows[r] + c, x);
@@ -310,14 +314,16 @@ class Small {
     }
   }
 
-  // From scores to weights, for query r of a block, which is `token`. kVectors make up a key row, or kShared: rows share a
-  // vector.
+  // From scores to weights, for query r of a block, which is `token`: up to the factor own_.row_scale[r]. kVectors make up a
+  // key row, or kShared: rows share a vector.
   template <int kVectors, bool kShared = false>
   void weigh(int64_t token, int64_t r, bool exponentiated) {
-    const int64_t i = token / grid_.width, j = token % grid_.width, stride = kShared ? grid_.stride : kVectors * kLanes;
+    // Copies: the compiler would read members again after every store.
+    const int64_t width = grid_.width, count = grid_.count, i = token / width, j = token % width;
+    const int64_t stride = kShared ? grid_.stride : kVectors * kLanes;
     const int64_t rows_of_vector = kShared ? kLanes / stride : 1, steps = grid_.height_in(rows_of_vector);
-    const float *rows = tables_.rows + j * grid_.count, *columns = tables_.columns + i * grid_.count;
-    float* scores = own_.scores + r * grid_.count;
+    const float *rows = tables_.rows + j * count, *columns = tables_.columns + i * count, *inside = tables_.inside;
+    float* scores = own_.scores + r * count;
     // Lane m of a shared vector belongs to column m % stride; stride is a power of two.
     IntVec own_lanes = lane_index() & static_cast<int>(stride - 1);
     IntVec query_lanes = (lane_index() & ~static_cast<int>(stride - 1)) + static_cast<int>(j);
@@ -341,62 +347,73 @@ class Small {
         }
       }
     };
+    auto write = [=](float* weights, int64_t step, int v, Vec weight) {
+      // The next row overwrites the padding.
+      float* to = weights + step * rows_of_vector * width + v * kLanes;
+      store(to, weight);
+      for (int64_t more = 1; kShared && more < rows_of_vector; ++more)
+        store(to + more * width, shuffle(weight, (lane_index() + static_cast<int>(more * stride)) & (kLanes - 1)));
+    };
     if (!exponentiated) {
       const Vec none = splat(-__builtin_inff());
       Vec top = none;
-      for (int64_t at = 0; at < grid_.count; at += kLanes)
-        top = max(top, select(load(tables_.inside + at) > 0.0f, load(scores + at), none));
+      for (int64_t at = 0; at < count; at += kLanes)
+        top = max(top, select(load(inside + at) > 0.0f, load(scores + at), none));
       float largest_score = largest(top);
-      for (int64_t at = 0; at < grid_.count; at += kLanes)
-        store(scores + at, exp_weight(load(scores + at) - largest_score));
+      for (int64_t at = 0; at < count; at += kLanes) store(scores + at, exp_weight(load(scores + at) - largest_score));
     }
-    const bool saving = results_.stats, separate = separate_;
-    float of_v2h = 0.0f, of_h2v = 0.0f;  // what the paths' weights are multiplied by
-    if (params_.logit) {
-      Vec first[kVectors] = {}, second[kVectors] = {}, most[2] = {};
-      each(1.0f, 1.0f, [&](int64_t, int v, int64_t here, Vec v2h, Vec h2v) {
+    float* weights[2];
+    for (int path : {0, 1}) weights[path] = own_.weights[path] + r * QueryScratch::weight_stride(grid_);
+    own_.row_scale[r] = 1.0f;
+    if (!params_.logit) {
+      // One softmax, without the mask: its sum comes with the weights, and divides what they sum up to.
+      Vec total[kVectors] = {};
+      each(params_.v2h, params_.h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
         Vec e = load(scores + here);
-        first[v] += e * v2h;
-        second[v] += e * h2v;
-        if (saving) most[0] = max(most[0], e * v2h), most[1] = max(most[1], e * h2v);
+        total[v] += e * load(inside + here);
+        write(weights[0], step, v, e * (v2h + h2v));
       });
-      for (int v = 1; v < kVectors; ++v) first[0] += first[v], second[0] += second[v];
-      float sums[2] = {sum(first[0]), sum(second[0])}, least = exponentiated ? 0.0f : kLeastSum;
-      if ((params_.v2h && sums[0] < least) || (params_.h2v && sums[1] < least)) return weigh_by_logarithms(token, r);
-      float counted = separate ? 1.0f : params_.path_weight();
-      if (params_.v2h) of_v2h = counted / sums[0];
-      if (params_.h2v) of_h2v = counted / sums[1];
-      if (saving) {
-        if (params_.v2h) save(0, token, r, sums[0], largest(most[0]));
-        if (params_.h2v) save(has_two_softmaxes(params_), token, r, sums[1], largest(most[1]));
+      for (int v = 1; v < kVectors; ++v) total[0] += total[v];
+      own_.row_scale[r] = 1.0f / sum(total[0]);
+      if (results_.stats) {
+        Vec most{};
+        for (int64_t at = 0; at < count; at += kLanes) most = max(most, load(scores + at) * load(inside + at));
+        save(0, token, r, sum(total[0]), largest(most));
       }
-    } else {
-      Vec total[2] = {}, most{};
-      for (int64_t at = 0; at < grid_.count; at += kPanel)
-        for (int n = 0; n < kBlockVectors; ++n) {
-          Vec e = load(scores + at + n * kLanes) * load(tables_.inside + at + n * kLanes);
-          total[n] += e;
-          if (saving) most = max(most, e);
-        }
-      float inverse = 1.0f / sum(total[0] + total[1]);
-      if (saving) save(0, token, r, sum(total[0] + total[1]), largest(most));
-      if (params_.v2h) of_v2h = inverse;
-      if (params_.h2v) of_h2v = inverse;
+      return;
     }
-    const int64_t row_of_weights = r * QueryScratch::weight_stride(grid_);
-    auto write = [&](float* weights, int64_t step, int v, Vec weight) {
-      // The next row overwrites the padding.
-      float* to = weights + row_of_weights + step * rows_of_vector * grid_.width + v * kLanes;
-      store(to, weight);
-      for (int64_t more = 1; more < rows_of_vector; ++more)
-        store(to + more * grid_.width,
-              shuffle(weight, (lane_index() + static_cast<int>(more * stride)) & (kLanes - 1)));
-    };
-    each(of_v2h, of_h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
+    Vec first[kVectors] = {}, second[kVectors] = {}, most[2] = {};
+    if (results_.stats) {
+      each(1.0f, 1.0f, [&](int64_t, int, int64_t here, Vec v2h, Vec h2v) {
+        Vec e = load(scores + here);
+        most[0] = max(most[0], e * v2h), most[1] = max(most[1], e * h2v);
+      });
+    }
+    each(1.0f, 1.0f, [&](int64_t, int v, int64_t here, Vec v2h, Vec h2v) {
       Vec e = load(scores + here);
-      write(own_.weights[0], step, v, separate ? e * v2h : e * (v2h + h2v));
-      if (separate) write(own_.weights[1], step, v, e * h2v);
+      first[v] += e * v2h;
+      second[v] += e * h2v;
     });
+    for (int v = 1; v < kVectors; ++v) first[0] += first[v], second[0] += second[v];
+    float sums[2] = {sum(first[0]), sum(second[0])}, least = exponentiated ? 0.0f : kLeastSum;
+    if ((params_.v2h && sums[0] < least) || (params_.h2v && sums[1] < least)) return weigh_by_logarithms(token, r);
+    const float counted = separate_ ? 1.0f : params_.path_weight();
+    float of_v2h = params_.v2h ? counted / sums[0] : 0.0f, of_h2v = params_.h2v ? counted / sums[1] : 0.0f;
+    if (results_.stats) {
+      if (params_.v2h) save(0, token, r, sums[0], largest(most[0]));
+      if (params_.h2v) save(has_two_softmaxes(params_), token, r, sums[1], largest(most[1]));
+    }
+    if (separate_) {
+      each(of_v2h, of_h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
+        Vec e = load(scores + here);
+        write(weights[0], step, v, e * v2h);
+        write(weights[1], step, v, e * h2v);
+      });
+    } else {
+      each(of_v2h, of_h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
+        write(weights[0], step, v, load(scores + here) * (v2h + h2v));
+      });
+    }
   }
 
   // The same with a softmax of scores plus log mask for each path: slow and rare.
