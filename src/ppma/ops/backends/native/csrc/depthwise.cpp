@@ -10,6 +10,7 @@
 
 #include "gelu.h"
 #include "parallel.h"
+#include "product.h"
 #include "view.h"
 
 using namespace ppma;
@@ -84,16 +85,39 @@ struct Ring {
   float* inside(int64_t y) const { return row(y) + K / 2 * block; }
 };
 
-// Adds to sums[o] the convolution at kOutputs or fewer neighbouring columns. rows[ky] is the upper left input of row ky;
-// pixels lie `block` apart, and so do the taps.
+// The taps of all channels, [ky][kx][channel], and an offset for each channel. Packed once for all tasks of a call.
+template <int K>
+struct Taps {
+  int64_t stride;  // from tap to tap
+  float *taps, *offsets;
+
+  Taps(Arena& arena, const Shape& shape)
+      : stride(padded(shape.channels)), taps(arena.take(K * K * stride)), offsets(arena.take(stride)) {}
+
+  // Rotated by 180 degrees for the gradient; `centre` is added to the middle one. No bias is 0.
+  void pack(const float* weight, const float* bias, int64_t channels, bool rotated, float centre) const {
+    pack_columns(weight, K * K, channels, K * K, 1.0f, taps, stride);
+    if (rotated)
+      for (int tap = 0; tap < K * K / 2; ++tap)
+        std::swap_ranges(taps + tap * stride, taps + (tap + 1) * stride, taps + (K * K - 1 - tap) * stride);
+    for (int64_t c = 0; c < stride; ++c) {
+      taps[K * K / 2 * stride + c] += centre;
+      offsets[c] = bias && c < channels ? bias[c] : 0.0f;
+    }
+  }
+};
+
+// Adds to sums[o] the convolution at kOutputs or fewer neighbouring columns. rows[ky] is the upper left input of row ky, whose
+// pixels lie `block` apart.
 template <int K, int kCount>
-inline void convolve(const float* const (&rows)[K], const float* taps, int64_t block, Vec (&sums)[kCount]) {
+inline void convolve(const float* const (&rows)[K], int64_t block, const float* taps, int64_t tap_stride,
+                     Vec (&sums)[kCount]) {
 #pragma GCC unroll 1
   for (int ky = 0; ky < K; ++ky) {
     const float* row = rows[ky];
     Vec tap[K];
 #pragma GCC unroll 8
-    for (int kx = 0; kx < K; ++kx) tap[kx] = load(taps + (ky * K + kx) * block);
+    for (int kx = 0; kx < K; ++kx) tap[kx] = load(taps + (ky * K + kx) * tap_stride);
 #pragma GCC unroll 16
     for (int column = 0; column < kCount + K - 1; ++column) {
       Vec x = load(row + column * block);
@@ -169,10 +193,11 @@ struct Epilogue {
 
 // Convolves row y of a ring.
 template <int K>
-[[gnu::noinline]] void convolve_row(const Ring<K>& ring, const float* taps, const Shape& shape, const Task& task,
+[[gnu::noinline]] void convolve_row(const Ring<K>& ring, const Taps<K>& taps, const Shape& shape, const Task& task,
                                     int64_t y, Epilogue epilogue) {
   const float* first[K];
   for (int ky = 0; ky < K; ++ky) first[ky] = ring.row(y + ky - K / 2);
+  const float* of_task = taps.taps + task.channel;
   int64_t tiles = (shape.width + kOutputs - 1) / kOutputs;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     int64_t j = shape.width * tile / tiles;
@@ -182,27 +207,11 @@ template <int K>
         for (int ky = 0; ky < K; ++ky) rows[ky] = first[ky] + j * ring.block + c;
         Vec sums[outputs.value];
         epilogue.start(j, c, task.lanes(c), sums);
-        convolve<K>(rows, taps + c, ring.block, sums);
+        convolve<K>(rows, ring.block, of_task + c, taps.stride, sums);
         epilogue.finish(j, c, task.lanes(c), ring.block, sums);
       }
     });
   }
-}
-
-// The taps of a task's channels, [ky][kx][channel], rotated by 180 degrees for the gradient; `centre` is added to the
-// middle one.
-template <int K>
-void pack_taps(const float* weight, const Task& task, int64_t block, bool rotated, float centre, float* taps) {
-  std::memset(taps, 0, sizeof(float) * K * K * block);
-  for (int tap = 0; tap < K * K; ++tap) {
-    int from = rotated ? K * K - 1 - tap : tap;
-    for (int64_t c = 0; c < task.count; ++c) taps[tap * block + c] = weight[(task.channel + c) * K * K + from];
-  }
-  for (int64_t c = 0; c < task.count; ++c) taps[K * K / 2 * block + c] += centre;
-}
-
-void pack_offsets(const float* bias, const Task& task, int64_t block, float* offsets) {
-  for (int64_t c = 0; c < block; ++c) offsets[c] = bias && c < task.count ? bias[task.channel + c] : 0.0f;
 }
 
 // Fills row y of a ring with make(vector of x, offset in the row), or with zeros outside the image.
@@ -229,24 +238,26 @@ template <int K, bool kGelu>
 int forward(const View& x, const float* weight, const float* bias, const View* base, const View& out,
             const int64_t* sizes, int threads) {
   Shape shape(sizes, K, 1);
+  float* common = Scratch::floats<1>(floats_of<Taps<K>>(shape));
+  if (!common) return 1;
+  Arena arena(common);
+  const Taps<K> taps(arena, shape);
+  taps.pack(weight, bias, shape.channels, false, base ? 0.0f : 1.0f);
   std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
-    float* taps = Scratch::floats((K * K + 1) * shape.block + Ring<K>::size(shape));
-    if (!taps) {
+    float* memory = Scratch::floats(Ring<K>::size(shape));
+    if (!memory) {
       failed = true;
       return;
     }
-    float* offsets = taps + K * K * shape.block;
-    pack_taps<K>(weight, task, shape.block, false, base ? 0.0f : 1.0f, taps);
-    pack_offsets(bias, task, shape.block, offsets);
-    Ring<K> ring(offsets + shape.block, shape);
+    Ring<K> ring(memory, shape);
     auto activate = [](Vec value, int64_t) { return kGelu ? gelu(value).value : value; };
     for (; task.image < task.last_image; ++task.image) {
       for (int64_t y = task.begin - K / 2; y < task.begin + K / 2; ++y) fill(ring, x, shape, task, y, activate);
       for (int64_t y = task.begin; y < task.end; ++y) {
         fill(ring, x, shape, task, y + K / 2, activate);
-        Epilogue epilogue{task.pixel(out, y, 0), out.stride[2], offsets};
+        Epilogue epilogue{task.pixel(out, y, 0), out.stride[2], taps.offsets + task.channel};
         if (base) epilogue.base = task.pixel(*base, y, 0), epilogue.base_stride = base->stride[2];
         convolve_row(ring, taps, shape, task, y, epilogue);
       }
@@ -322,23 +333,25 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
   // One more than needed: of nothing calloc may return null.
   auto* partial = static_cast<double*>(std::calloc(shape.tasks() * count + 1, sizeof(double)));
   if (!partial) return 1;
+  float* common = Scratch::floats<1>(2 * floats_of<Taps<K>>(shape));
+  if (!common) {
+    std::free(partial);
+    return 1;
+  }
+  Arena arena(common);
+  const Taps<K> taps(arena, shape), output_taps(arena, shape);
+  taps.pack(weight, nullptr, shape.channels, true, own_base ? 1.0f : 0.0f);
+  if (kHasOutput && out) output_taps.pack(weight, bias, shape.channels, false, 1.0f);
   std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
     int64_t ring_size = Ring<K>::size(shape);
-    float* taps = Scratch::floats(K * K * shape.block + 2 * count + kRings * ring_size);
-    if (!taps) {
+    float* sums = Scratch::floats(count + kRings * ring_size);
+    if (!sums) {
       failed = true;
       return;
     }
-    float* sums = taps + K * K * shape.block;
-    float *output_taps = sums + count, *offsets = output_taps + K * K * shape.block;
-    float* rings = offsets + shape.block;
-    pack_taps<K>(weight, task, shape.block, true, own_base ? 1.0f : 0.0f, taps);
-    if (kHasOutput && out) {
-      pack_taps<K>(weight, task, shape.block, false, 1.0f, output_taps);
-      pack_offsets(bias, task, shape.block, offsets);
-    }
+    float* rings = sums + count;
     std::memset(sums, 0, sizeof(float) * count);
     Ring<K> values(rings, shape), grads(rings + ring_size, shape);
     Ring<K> slopes(kGelu ? rings + 2 * ring_size : rings, shape);
@@ -363,7 +376,8 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
           std::memset(sums, 0, sizeof(float) * count);
         }
         if (kHasOutput && out)
-          convolve_row(values, output_taps, shape, task, y, {task.pixel(*out, y, 0), out->stride[2], offsets});
+          convolve_row(values, output_taps, shape, task, y,
+                       {task.pixel(*out, y, 0), out->stride[2], output_taps.offsets + task.channel});
         Epilogue epilogue{task.pixel(grad_x, y, 0), grad_x.stride[2]};
         if (kGelu) epilogue.slope = slopes.inside(y);
         convolve_row(grads, taps, shape, task, y, epilogue);
