@@ -65,23 +65,38 @@ def assert_bits_after_fork():
     return check
 
 
-def _winograd_magnitudes(x, weight, bias):
+# |B^T|, |G| and |A^T| of csrc/winograd.cpp for each stride, with one row of G for each place.
+_WINOGRAD = {
+    1: (
+        [[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]],
+        [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]],
+        [[1, 1, 1, 0], [0, 1, 1, 1]],
+    ),
+    2: (
+        [[1, 0, 1, 0, 0], [0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 1, 0]],
+        [[1, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 1], [0, 1, 0]],
+        [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1]],
+    ),
+}
+
+
+def _winograd_magnitudes(x, weight, bias, stride=1):
     """What Winograd's algorithm sums, with all signs positive: A^T [(G g G^T) * (B^T d B)] A."""
-    spread = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], dtype=torch.float64)  # |B^T|
-    of_weight = torch.tensor([[2, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 2]], dtype=torch.float64) / 2  # |G|
-    gather = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.float64)  # |A^T|
-    height, width = x.shape[1:3]
-    right, below = 1 + width % 2, 1 + height % 2
+    spread, of_weight, gather = (torch.tensor(matrix, dtype=torch.float64) for matrix in _WINOGRAD[stride])
+    size, step = spread.shape[1], 2 * stride
+    out = [-(-length // stride) for length in x.shape[1:3]]
+    # A tile begins `step` inputs behind the last one, the first of them at the border.
+    below, right = (step * ((n + 1) // 2 - 1) + size - 1 - length for n, length in zip(out, x.shape[1:3], strict=True))
     padded = torch.nn.functional.pad(x.double().abs(), (0, 0, 1, right, 1, below))
-    tiles = padded.unfold(1, 4, 2).unfold(2, 4, 2)  # batch, rows, columns, inputs, 4, 4
+    tiles = padded.unfold(1, size, step).unfold(2, size, step)  # batch, rows, columns, inputs, size, size
     inputs = torch.einsum("ay,btsiyx,cx->btsiac", spread, tiles, spread)
     weights = torch.einsum("ay,oiyx,cx->oiac", of_weight, weight.double().abs(), of_weight)
     sums = torch.einsum("btsiac,oiac->btsoac", inputs, weights)
     outputs = torch.einsum("pa,btsoac,qc->btpsqo", gather, sums, gather).flatten(1, 2).flatten(2, 3)
-    return outputs[:, :height, :width] + bias.double().abs()
+    return outputs[:, : out[0], : out[1]] + bias.double().abs()
 
 
 @pytest.fixture
 def winograd_magnitudes():
-    """A function of x, weight and bias: magnitudes that bound the error of a convolution by Winograd's algorithm."""
+    """A function of x, weight, bias and stride: magnitudes that bound the error of Winograd's algorithm."""
     return _winograd_magnitudes

@@ -90,7 +90,7 @@ def test_wrong_shapes_are_refused(isa):
         conv.weight_gradient(grad[:, :5], x, weight, 1)
 
 
-@pytest.mark.parametrize(("stride", "inputs", "outputs"), [(1, 5, 9), (2, 5, 9), (1, 16, 17)])
+@pytest.mark.parametrize(("stride", "inputs", "outputs"), [(1, 5, 9), (2, 5, 9), (1, 16, 17), (2, 32, 33)])
 def test_layer(stride, inputs, outputs, monkeypatch):
     """The layer takes the kernel for weight and bias, and gives what PyTorch gives; also without a gradient of x."""
     calls = []
@@ -113,6 +113,23 @@ def test_layer(stride, inputs, outputs, monkeypatch):
     assert len(calls) == 2 * expected_calls
     with torch.no_grad():
         assert torch.equal(layer(x), layer(x.detach().clone()))
+
+
+@pytest.mark.parametrize(
+    ("stride", "inputs", "outputs", "calls"),
+    [(1, 5, 9, 0), (1, 16, 17, 2), (2, 16, 17, 0), (2, 32, 33, 1), (2, 32, 400, 0)],
+)
+def test_algorithm(stride, inputs, outputs, calls, monkeypatch):
+    """Winograd's algorithm for the output, and for the gradient of x with stride 1; not where the weight is large."""
+    if library.isa() == "portable":
+        pytest.skip("PyTorch's convolutions are the faster ones")
+    found = []
+    run = conv.convolve
+    monkeypatch.setattr(conv, "convolve", lambda *given: found.append(1) or run(*given))
+    layer, x = Conv3x3(inputs, outputs, stride), torch.randn(2, 30, 29, inputs, requires_grad=True)
+    layer.backend = "native"
+    layer(x).sum().backward()
+    assert len(found) == calls
 
 
 def test_second_derivatives():

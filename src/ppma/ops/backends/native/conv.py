@@ -1,5 +1,5 @@
-"""3x3 convolutions in training: the gradients of weight and bias have a kernel (csrc/conv_gradient.cpp), and those of
-stride 1 run by Winograd's algorithm in both directions (csrc/winograd.cpp).
+"""3x3 convolutions in training: the gradients of weight and bias have a kernel (csrc/conv_gradient.cpp). The output
+and, for stride 1, the gradient of the input come from Winograd's algorithm (csrc/winograd.cpp).
 """
 
 import struct
@@ -20,6 +20,8 @@ _kernel = Kernel("ppma_conv_gradient", c_void_p)
 
 # PyTorch's convolution is as fast in narrower rows.
 _LEAST_WIDTH = 14
+# Inputs for each weight. Weights change in every step, and with fewer inputs their transform costs more than it saves.
+_LEAST_INPUTS = 4
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
@@ -74,7 +76,7 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
         ctx.stride = stride
         ctx.save_for_backward(x, weight)
-        if uses_winograd(weight, stride):
+        if _by_winograd(x, weight, stride):
             return convolve(x, weight, weight.new_zeros(len(weight)) if bias is None else bias, stride, False, {})
         return _convolve(x, weight, bias, stride)
 
@@ -86,7 +88,7 @@ class _Convolution(torch.autograd.Function):
         if torch.is_grad_enabled() or observed(grad, x, weight) or not any(needed[1:]):
             return *_gradients(grad, x, weight, ctx.stride, needed), None
         grad_x = None
-        if needed[0] and uses_winograd(weight, ctx.stride):
+        if needed[0] and ctx.stride == 1 and _by_winograd(x, weight, 1):
             grad_x = input_gradient(grad, weight)
         elif needed[0]:
             grad_x = _gradients(grad, x, weight, ctx.stride, [True, False, False])[0]
@@ -99,6 +101,10 @@ def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tens
     if _trained(x, weight, stride):
         return _Convolution.apply(x, weight, bias, stride)
     return _convolve(x, weight, bias, stride)
+
+
+def _by_winograd(x: Tensor, weight: Tensor, stride: int) -> bool:
+    return uses_winograd(weight, stride) and x.numel() >= _LEAST_INPUTS * weight.numel()
 
 
 def _trained(x: Tensor, weight: Tensor, stride: int) -> bool:

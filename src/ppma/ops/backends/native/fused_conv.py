@@ -16,10 +16,14 @@ _PARAMS = struct.Struct("PPP6qii")  # PackedConvParams of csrc/packed_conv.h, be
 _direct = Kernel("ppma_packed_conv", c_void_p)
 _winograd = Kernel("ppma_winograd_conv", c_void_p)
 
-# Of inputs and outputs; with fewer channels the transforms of Winograd's algorithm cost more than it saves.
-_LEAST_CHANNELS = 16
-# G of csrc/winograd.cpp.
-_SPREAD = ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0))
+# Of inputs and outputs, for each stride; with fewer channels the transforms of Winograd's algorithm cost more than it
+# saves.
+_LEAST_CHANNELS = {1: 16, 2: 32}
+# G of csrc/winograd.cpp, for each stride.
+_SPREAD = {
+    1: ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0)),
+    2: ((1.0, 0.0, 0.0), (1.0, 0.0, 1.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+}
 
 
 def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
@@ -40,7 +44,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, p
     library.require_tokens((height, width, inputs, outputs))
     out = torch.empty((batch, -(-height // stride), -(-width // stride), outputs), dtype=torch.float32, device=x.device)
     if uses_winograd(weight, stride):
-        kernel, matrix = _winograd, packed_address(packed, lambda: _spread(weight), " winograd")
+        kernel, matrix = _winograd, packed_address(packed, lambda: _spread(weight, stride), f" winograd {stride}")
     else:
         kernel, matrix = _direct, packed_address(packed, lambda: weight.permute(0, 2, 3, 1).flatten(1))
     params = _PARAMS.pack(
@@ -62,12 +66,13 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, p
 
 def uses_winograd(weight: Tensor, stride: int) -> bool:
     """Whether the convolution runs by Winograd's algorithm."""
-    return stride == 1 and min(weight.shape[:2]) >= _LEAST_CHANNELS
+    return min(weight.shape[:2]) >= _LEAST_CHANNELS[stride]
 
 
-def _spread(weight: Tensor) -> Tensor:
+def _spread(weight: Tensor, stride: int) -> Tensor:
     """G g G^T of each 3x3 kernel g: 16 matrices of outputs, as many as fill whole panels, times inputs; one matrix."""
-    spread = torch.tensor(_SPREAD, dtype=torch.float64, device=weight.device)
-    places = torch.einsum("ay,oiyx,bx->aboi", spread, weight.double(), spread).flatten(0, 1).float()
+    spread = torch.tensor(_SPREAD[stride], dtype=torch.float64, device=weight.device)
+    places = torch.kron(spread, spread) @ weight.reshape(-1, 9).double().mT
+    places = places.float().unflatten(1, weight.shape[:2])
     missing = -len(weight) % panel_floats()
     return F.pad(places, (0, 0, 0, missing)).flatten(0, 1)

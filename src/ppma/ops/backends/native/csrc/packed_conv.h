@@ -8,7 +8,7 @@ namespace ppma {
 // Mirrors `_PARAMS` of fused_conv.py.
 struct PackedConvParams {
   View x;               // (batch, height, width, inputs), in any strides
-  const float* packed;  // from ppma_pack_linear, of the weight as (outputs, 3 * 3 * inputs)
+  const float* packed;  // from ppma_pack_linear, of the weight as (outputs, 3 * 3 * inputs) or as winograd.cpp has it
   const float* bias;    // (outputs)
   float* out;           // (batch, out_height, out_width, outputs), contiguous
   int64_t batch, height, width, inputs, outputs;
