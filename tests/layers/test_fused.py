@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ppma import masks
 from ppma.layers import PolylineBlock, fused
-from ppma.layers.fused import STEPS, WHOLE, FusedBlock
+from ppma.layers.fused import STEPS, WHOLE, FusedBlock, run_together
+from ppma.layers.rope import rotary_table
 from ppma.ops.backends.native import library
 
 pytestmark = pytest.mark.native
@@ -49,7 +50,8 @@ def check(x, change=lambda block: None, **options):
         change(block)
     with torch.no_grad():
         whole = fuse(blocks[0], "native")
-        assert whole._kernel_serves(x)
+        assert fused._kernel_serves(x)
+        assert whole.runs_whole(x)
         result, rounded, exact = whole(x), fuse(blocks[1], "torch")(x), blocks[2].double()(x.double())
     error, allowed = ((value.double() - exact).abs().max() for value in (result, rounded))
     assert error <= 4 * allowed + 16 * 2.0**-24 * exact.abs().max()
@@ -226,7 +228,7 @@ def test_choice(monkeypatch):
 def test_steps_where_somebody_watches(monkeypatch):
     """Hooks, modes, gradients, padding and other dtypes see the steps."""
     called = []
-    monkeypatch.setattr(FusedBlock, "_weights", lambda *arguments: called.append(1))
+    monkeypatch.setattr(FusedBlock, "weights", lambda *arguments: called.append(1))
     x, block = torch.randn(1, 6, 6, 32), fuse(make(), "auto")
     with torch.no_grad():
         block(x, valid=torch.ones(1, 6, 6, dtype=torch.bool))
@@ -250,3 +252,64 @@ def test_masks_without_kernel(mask):
     x = torch.randn(1, 6, 6, 32)
     with torch.no_grad():
         torch.testing.assert_close(fuse(make(mask=mask), "auto")(x), make(mask=mask)(x))
+
+
+def sequence(count, **options):
+    """Blocks with weights of their own."""
+    blocks = [fuse(make(**options), "native") for _ in range(count)]
+    for index, block in enumerate(blocks):
+        block.proj.weight.mul_(1 + index)
+    return blocks
+
+
+def one_by_one(blocks, x, rotary):
+    for block in blocks:
+        x = block(x, rotary)
+    return x
+
+
+@pytest.mark.parametrize("kind", ["criss_cross", "full"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_together_same_bits(isa, kind, count):
+    x, blocks = tokens(3, 40, 42, 32), sequence(count, kind=kind)  # two images at a time
+    rotary, before = rotary_table(40, 42, 16, x.device), x.clone()
+    with torch.no_grad():
+        together = run_together(blocks, x, rotary)
+        assert torch.equal(together, one_by_one(blocks, x, rotary))
+        blocks[-1].reduce.weight.mul_(2)
+        assert torch.equal(run_together(blocks, x, rotary), one_by_one(blocks, x, rotary))
+    assert torch.equal(x, before)
+    assert not torch.equal(together, x)
+
+
+def test_together_empty_batch():
+    blocks, x = sequence(2), torch.empty(0, 6, 6, 32)
+    with torch.no_grad():
+        assert run_together(blocks, x, rotary_table(6, 6, 16, x.device)).shape == x.shape
+
+
+def test_together_only_where_nobody_watches(monkeypatch):
+    """Other modules, hooks, modes, gradients, dtypes and blocks that run in steps are called one by one."""
+    monkeypatch.setattr(fused, "_choices", {})
+    x, blocks = tokens(1, 6, 6, 32), sequence(2)
+    rotary = rotary_table(6, 6, 16, x.device)
+    assert run_together(blocks, x, rotary) is None  # gradients
+    with torch.no_grad():
+        assert run_together(blocks, x, rotary) is not None
+        assert run_together([], x, rotary) is None
+        assert run_together([*blocks, make()], x, rotary) is None
+        assert run_together(blocks, x.double(), rotary) is None
+        with FlopCounterMode(display=False):
+            assert run_together(blocks, x, rotary) is None
+        for module in (blocks[1], blocks[1].proj):
+            handle = module.register_forward_hook(lambda *arguments: None)
+            assert run_together(blocks, x, rotary) is None
+            handle.remove()
+        assert run_together(blocks, x, rotary) is not None
+        blocks[1].attn.backend = "auto"
+        assert run_together(blocks, x, rotary) is None  # not measured yet
+        monkeypatch.setattr(fused, "fastest", lambda candidates: STEPS)
+        blocks[1](x)
+        assert run_together(blocks, x, rotary) is None
+        blocks[1].attn.backend = "torch"
+        assert run_together(blocks, x, rotary) is None

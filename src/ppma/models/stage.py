@@ -5,6 +5,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ppma.layers.block import PolylineBlock
+from ppma.layers.fused import run_together
 from ppma.layers.rope import rotary_table
 from ppma.layers.stem import Downsample
 from ppma.models.config import BackboneConfig
@@ -50,6 +51,10 @@ class Stage(nn.Module):
         if valid is not None:
             valid = F.adaptive_max_pool2d(valid[:, None].to(x.dtype), x.shape[1:3])[:, 0] > 0
         rotary = rotary_table(x.shape[1], x.shape[2], self.head_dim, x.device)
+        if valid is None:
+            together = run_together(self.blocks._modules.values(), x, rotary)
+            if together is not None:
+                return together
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
                 x = checkpoint(block, x, rotary, valid)

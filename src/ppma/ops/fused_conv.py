@@ -78,17 +78,20 @@ def fused_conv(
     if backend != "auto" or torch.is_grad_enabled() or not serves:
         return backends.compose(backend, "fused_conv", *arguments)
     shape = ConvShape(
-        pixels=rounded_down(x[..., 0].numel()),
+        pixels=rounded_down(x.shape[0] * x.shape[1] * x.shape[2]),
         inputs=weight.shape[1],
         outputs=weight.shape[0],
         stride=stride,
         gelu=gelu,
         threads=torch.get_num_threads(),
     )
+    chosen = _choices.get(shape)
+    if chosen == PACKED:
+        return backends.compose("auto", "fused_conv", *arguments)
     candidates: dict[str, Callable[[], Tensor]] = {
         PACKED: partial(backends.compose, "auto", "fused_conv", *arguments),
         "torch": partial(pytorch.fused_conv, *arguments),
     }
-    if shape not in _choices:
-        _choices[shape] = fastest(candidates)
-    return candidates[_choices[shape]]()
+    if chosen is None:
+        chosen = _choices[shape] = fastest(candidates)
+    return candidates[chosen]()

@@ -226,5 +226,5 @@ class Backend(Protocol):
         """As `ppma.ops.fused_conv.fused_conv`."""
 
     @staticmethod
-    def fused_block(x: Tensor, block: BlockWeights) -> Tensor:
-        """A whole block of a backbone for inference, (B, H, W, dim) to the same."""
+    def fused_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
+        """Whole blocks of a backbone for inference, one after the other, (B, H, W, dim) to the same."""

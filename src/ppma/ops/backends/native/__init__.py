@@ -8,7 +8,7 @@ from ppma.ops.backends.native.conv import conv3x3
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.native.decay_head import decay_head
 from ppma.ops.backends.native.depthwise import depthwise_conv, depthwise_linear
-from ppma.ops.backends.native.fused_block import fused_block
+from ppma.ops.backends.native.fused_block import fused_blocks
 from ppma.ops.backends.native.fused_conv import fused_conv
 from ppma.ops.backends.native.fused_linear import fused_linear
 from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
@@ -23,7 +23,7 @@ __all__ = [
     "decay_head",
     "depthwise_conv",
     "depthwise_linear",
-    "fused_block",
+    "fused_blocks",
     "fused_conv",
     "fused_linear",
     "linear_attention",

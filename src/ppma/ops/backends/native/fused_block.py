@@ -1,7 +1,8 @@
-"""A whole block for inference: csrc/block.cpp."""
+"""Whole blocks for inference: csrc/block.cpp."""
 
 import struct
-from ctypes import c_void_p
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -14,20 +15,27 @@ from ppma.ops.backends.native.library import Kernel, contiguous_address
 # BlockParams of csrc/block.h: what changes from call to call, and the rest.
 _IMAGES = struct.Struct("PPq")
 _BLOCK = struct.Struct("5q14PffPPqPPPPiiiiii")
-_kernel = Kernel("ppma_block", c_void_p)
+_kernel = Kernel("ppma_blocks", c_void_p, c_int64)
 
 
-def fused_block(x: Tensor, block: BlockWeights) -> Tensor:
-    """See `Backend.fused_block`."""
+def fused_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
+    """See `Backend.fused_blocks`."""
     if torch.is_grad_enabled() and x.requires_grad:
-        raise BackendUnavailableError("native kernels: fused_block has no gradient")
+        raise BackendUnavailableError("native kernels: fused_blocks has no gradient")
     key = (library.isa(), library.threads(), x.shape[1:])
-    if key not in block.kept:
-        block.kept[key] = _parameters(block, *x.shape[1:])
-    parameters, _ = block.kept[key]
     x = x.contiguous()
+    # Blocks write to two tensors in turns, the last one to `out`.
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    _kernel(_IMAGES.pack(contiguous_address(x, x.shape), contiguous_address(out, x.shape), len(x)) + parameters)
+    between = torch.empty_like(out) if len(blocks) > 1 else out
+    addresses = [contiguous_address(tensor, x.shape) for tensor in (out, between)]
+    source, params = contiguous_address(x, x.shape), []
+    for index, block in enumerate(blocks):
+        if key not in block.kept:
+            block.kept[key] = _parameters(block, *x.shape[1:])
+        target = addresses[(len(blocks) - 1 - index) % 2]
+        params += [_IMAGES.pack(source, target, len(x)), block.kept[key][0]]
+        source = target
+    _kernel(b"".join(params), len(blocks))
     return out
 
 
@@ -36,7 +44,7 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
     head_dim, hidden = dim // block.heads, block.reduce.weight.shape[1]
     library.require_tokens((height, width, dim, hidden))
     if not rotates(2 * dim, head_dim):
-        raise BackendUnavailableError(f"native kernels: fused_block cannot rotate {2 * dim} in heads of {head_dim}")
+        raise BackendUnavailableError(f"native kernels: fused_blocks cannot rotate {2 * dim} in heads of {head_dim}")
     decays, weight, bias, rate, softplus, fixed = 0, 0, 0, 0, False, 0
     made: list[Tensor] = []
     if block.decay is not None:
@@ -52,7 +60,7 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
     elif block.log_decay is not None:
         fixed = contiguous_address(block.log_decay, (block.heads,))
     else:
-        raise ValueError("fused_block: expected learned or constant decays, got neither")
+        raise ValueError("fused_blocks: expected learned or constant decays, got neither")
     layers: tuple[tuple[LinearWeights, int, int, slice], ...] = (
         (block.qkv, 3 * dim + block.heads * decays, dim, slice(0, 3 * dim)),
         (block.proj, dim, dim, slice(None)),
@@ -94,7 +102,7 @@ def _depthwise(conv: ConvWeights, channels: int, size: int) -> tuple[int, int]:
 def _linear(layer: LinearWeights, outputs: int, inputs: int, part: slice, made: list[Tensor]) -> tuple[int, int]:
     """The packed weight and the bias of a part of a layer's outputs."""
     if layer.weight.shape != (outputs, inputs):
-        raise ValueError(f"fused_block: expected a weight of {(outputs, inputs)}, got {tuple(layer.weight.shape)}")
+        raise ValueError(f"fused_blocks: expected a weight of {(outputs, inputs)}, got {tuple(layer.weight.shape)}")
     bias = layer.bias[part]
     return _packed(layer, part, made), contiguous_address(bias, bias.shape)
 

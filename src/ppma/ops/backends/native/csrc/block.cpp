@@ -1,4 +1,4 @@
-// The steps of a block, one kernel after the other, on a few images at a time: what lies between two steps stays in the
+// The steps of some blocks, one kernel after the other, on a few images at a time: what lies between two steps stays in the
 // cache of the processor and needs little memory, and no step goes through Python.
 #include "block.h"
 
@@ -152,15 +152,19 @@ class Block {
 
 }  // namespace
 
-PPMA_EXPORT int ppma_block(const BlockParams* params) {
-  int64_t grid = params->height * params->width;
-  int64_t group = std::min(params->batch, std::max<int64_t>(1, kGroupTokens / grid));
+// `count` blocks, each of which reads what the one before it wrote: of the same batch, grid and channels.
+PPMA_EXPORT int ppma_blocks(const BlockParams* blocks, int64_t count) {
+  const int64_t batch = blocks->batch, grid = blocks->height * blocks->width;
+  const int64_t group = std::min(batch, std::max<int64_t>(1, kGroupTokens / grid));
   if (group == 0) return 0;
-  float* memory = Scratch::floats<2>(floats_of<Workspace>(*params, group));
+  int64_t floats = 0;
+  for (int64_t b = 0; b < count; ++b) floats = std::max(floats, floats_of<Workspace>(blocks[b], group));
+  float* memory = Scratch::floats<2>(floats);
   if (!memory) return 1;
   int failed = 0;
-  for (int64_t first = 0; first < params->batch && !failed; first += group)
-    failed = Block(*params, first, std::min(group, params->batch - first), memory).run();
+  for (int64_t first = 0; first < batch && !failed; first += group)
+    for (int64_t b = 0; b < count && !failed; ++b)
+      failed = Block(blocks[b], first, std::min(group, batch - first), memory).run();
   Scratch::trim<2>();
   return failed;
 }
