@@ -25,6 +25,8 @@ constexpr int64_t kGroupRows = 64;  // of a group of images
 constexpr int64_t kAhead = 8;       // pixels that are prefetched: a block's part of a pixel is too short for the hardware
 constexpr int64_t kRingFloats = 48 << 10;  // of all rings of a task, which stay in the second-level cache
 constexpr int64_t kNarrowBlock = 64;
+constexpr int64_t kNarrowestBlock = 32;  // where it takes the place of bands, which read the rows at their ends twice
+constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kFlushRows = 8;   // after so many rows the float sums of the tap gradients go into double ones
 
 struct Shape {
@@ -33,14 +35,16 @@ struct Shape {
   int64_t band;   // rows of a task
   int64_t group;  // images of a task
 
-  Shape(const int64_t* sizes, int kernel, int rings)
+  // With at least `enough` tasks if there is so much to divide.
+  Shape(const int64_t* sizes, int kernel, int rings, int64_t enough)
       : batch(sizes[0]), height(sizes[1]), width(sizes[2]), channels(sizes[3]) {
     // Whole pixels where there is work enough to divide: long runs of memory.
     int64_t whole = (channels + kLanes - 1) / kLanes * kLanes;
     int64_t fitting = kRingFloats / (rings * kernel * (width + kernel - 1)) / kNarrowBlock * kNarrowBlock;
     block = std::min(whole, std::max(kNarrowBlock, batch >= kEnoughTasks / 4 && width >= 28 ? fitting : 0));
+    if (batch * blocks() < enough) block = std::min(block, kNarrowestBlock);
     int64_t images = batch * blocks();
-    band = images >= kEnoughTasks ? height : std::max<int64_t>(4, (height * images + kEnoughTasks - 1) / kEnoughTasks);
+    band = images >= enough ? height : std::max<int64_t>(4, (height * images + enough - 1) / enough);
     group = bands() > 1 ? 1 : std::max<int64_t>(1, std::min(images / kManyTasks, kGroupRows / height));
   }
   int64_t blocks() const { return (channels + block - 1) / block; }
@@ -237,7 +241,7 @@ void fill(const Ring<K>& ring, const View& x, const Shape& shape, const Task& ta
 template <int K, bool kGelu>
 int forward(const View& x, const float* weight, const float* bias, const View* base, const View& out,
             const int64_t* sizes, int threads) {
-  Shape shape(sizes, K, 1);
+  Shape shape(sizes, K, 1, threads == 1 ? 1 : kTasksPerThread * threads);
   float* common = Scratch::floats<1>(floats_of<Taps<K>>(shape));
   if (!common) return 1;
   Arena arena(common);
@@ -328,7 +332,7 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
              float* grad_weight, float* grad_bias, const View* out, const int64_t* sizes, int threads) {
   constexpr int kRings = kGelu ? 3 : 2;
   constexpr bool kHasOutput = kGelu && K == 3;
-  Shape shape(sizes, K, kRings);
+  Shape shape(sizes, K, kRings, kEnoughTasks);
   int64_t count = (K * K + 1) * shape.block;
   // One more than needed: of nothing calloc may return null.
   auto* partial = static_cast<double*>(std::calloc(shape.tasks() * count + 1, sizeof(double)));
