@@ -276,8 +276,10 @@ def test_together_same_bits(isa, kind, count):
     with torch.no_grad():
         together = run_together(blocks, x, rotary)
         assert torch.equal(together, one_by_one(blocks, x, rotary))
-        blocks[-1].reduce.weight.mul_(2)
-        assert torch.equal(run_together(blocks, x, rotary), one_by_one(blocks, x, rotary))
+        blocks[-1].mix.weight.mul_(2)
+        changed = run_together(blocks, x, rotary)
+        assert torch.equal(changed, one_by_one(blocks, x, rotary))
+        assert not torch.equal(changed, together)
     assert torch.equal(x, before)
     assert not torch.equal(together, x)
 
@@ -305,6 +307,9 @@ def test_together_only_where_nobody_watches(monkeypatch):
             handle = module.register_forward_hook(lambda *arguments: None)
             assert run_together(blocks, x, rotary) is None
             handle.remove()
+        blocks[1].forward = blocks[1].forward
+        assert run_together(blocks, x, rotary) is None
+        del blocks[1].forward
         assert run_together(blocks, x, rotary) is not None
         blocks[1].attn.backend = "auto"
         assert run_together(blocks, x, rotary) is None  # not measured yet

@@ -8,6 +8,7 @@ from torch import nn
 import ppma
 from ppma.layers import fused
 from ppma.ops import fused_conv, fused_linear
+from ppma.ops.backends import native
 
 
 def randomized(name, **options):
@@ -67,3 +68,19 @@ def test_native_backend_measures_nothing(monkeypatch):
     fast.set_backend("native")
     with torch.no_grad():
         torch.testing.assert_close(fast(images), model(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.native
+def test_stage_runs_blocks_together(monkeypatch):
+    """One call for a stage, and none where tokens are padding."""
+    calls = []
+    kernel = native.fused_blocks
+    monkeypatch.setattr(native, "fused_blocks", lambda x, blocks: calls.append(len(blocks)) or kernel(x, blocks))
+    model = randomized("ppma_nano")
+    fast, images = ppma.optimize_for_inference(model), torch.randn(1, 3, 32, 32)
+    fast.set_backend("native")
+    with torch.no_grad():
+        fast(images)
+        assert calls == [len(stage.blocks) for stage in model.stages]
+        fast.forward_features(images, valid=torch.ones(1, 32, 32, dtype=torch.bool))
+    assert len(calls) == len(model.stages)

@@ -141,6 +141,20 @@ def test_large_scores_no_overflow(isa, function, combine):
     assert error <= error_budget(exact, inputs, torch.float32, roundings((3, 9), 4))[0]
 
 
+@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("score", [-88.9, -89.0, -266.3])
+def test_large_scores_below_padding(isa, combine, score):
+    """Keys that pad a row score 0, above all others here: no exponential of theirs may count."""
+    tokens = (1, 1, 7, 7)
+    q, k = torch.full((*tokens, 4), score), torch.full((*tokens, 4), 0.25)
+    v = torch.randn(*tokens, 8, generator=torch.Generator().manual_seed(0))
+    run = functools.partial(ppma.polyline_attention, combine=combine, scale=1.0)
+    with torch.no_grad():
+        out = run(q, k, v, torch.zeros(tokens), torch.zeros(tokens), backend="native")
+    paths = 2 if combine == "hadamard" else 1
+    torch.testing.assert_close(out, paths * v.mean((2, 3), keepdim=True).expand_as(v), rtol=1e-5, atol=1e-6)
+
+
 def test_large_scores_log_mask(isa):
     """The key with the largest score lies behind a decay that costs it more than its lead."""
     q = torch.tensor([[[12.0], [12.0]]]).view(1, 2, 1)

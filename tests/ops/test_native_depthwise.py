@@ -106,7 +106,7 @@ def test_depthwise_packed_slice():
 
 
 def test_bits_any_threads():
-    for shape in [(1, 20, 9, 32), (8, 6, 5, 64)]:
+    for shape in [(1, 20, 9, 32), (8, 6, 5, 64), (1, 9, 9, 100), (2, 6, 5, 64)]:
         results = []
         before = torch.get_num_threads()
         for threads in (1, 2):

@@ -253,7 +253,7 @@ class FusedBlock(nn.Module):
             and attn.mask not in ("cross", "hilbert")
             and attn._modules["local"] is not None
             and qkv._buffers["weight"].dtype == torch.float32
-            and not (qkv._forward_hooks or proj._forward_hooks or expand._forward_hooks or reduce._forward_hooks)
+            and unhooked(qkv, proj, expand, reduce)
         )
 
     def weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
@@ -350,7 +350,8 @@ def run_together(blocks: Collection[nn.Module], x: Tensor, rotary: tuple[Tensor,
     if not fused or len(fused) != len(blocks) or not _kernel_serves(x) or not unhooked(*fused):
         return None
     for block in fused:
-        if block._compiled_call_impl is not None or not block.runs_whole(x):
+        # A `forward` of the instance is somebody's wrapper.
+        if block._compiled_call_impl is not None or "forward" in block.__dict__ or not block.runs_whole(x):
             return None
     try:
         weights = [block.weights(rotary, (x.shape[1], x.shape[2])) for block in fused]

@@ -17,8 +17,8 @@ def conv3x3(
         weight: (outputs, inputs, 3, 3).
         bias: (outputs,) or None.
         stride: 1 or 2.
-        backend: selects the implementation; "native" has kernels for the gradients of weight and bias and, with stride
-            1 and 16 channels or more, for the output and the gradient of x, where the weight is trained.
+        backend: selects the implementation; "native" has kernels for the gradients of weight and bias, where the
+            weight is trained, and with enough channels for the output and, with stride 1, for the gradient of x.
 
     Returns:
         (B, H / stride, W / stride, outputs), rounded up.

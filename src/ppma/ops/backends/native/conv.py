@@ -76,7 +76,7 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
         ctx.stride = stride
         ctx.save_for_backward(x, weight)
-        if _by_winograd(x, weight, stride):
+        if _by_winograd(x, weight, stride) and not observed(x, weight, bias):
             return convolve(x, weight, weight.new_zeros(len(weight)) if bias is None else bias, stride, False, {})
         return _convolve(x, weight, bias, stride)
 

@@ -66,7 +66,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, p
 
 def uses_winograd(weight: Tensor, stride: int) -> bool:
     """Whether the convolution runs by Winograd's algorithm."""
-    return min(weight.shape[:2]) >= _LEAST_CHANNELS[stride]
+    return stride in _LEAST_CHANNELS and min(weight.shape[:2]) >= _LEAST_CHANNELS[stride]
 
 
 def _spread(weight: Tensor, stride: int) -> Tensor:

@@ -5,7 +5,7 @@
 
 namespace ppma {
 
-// Mirrors `_PARAMS` of fused_block.py. Weights of linear layers are packed by ppma_pack_linear, with the scales of the norms
+// Mirrors `_IMAGES` and `_BLOCK` of fused_block.py. Weights of linear layers are packed by ppma_pack_linear, with the scales of the norms
 // multiplied in; those of depthwise convolutions are (channels, kernel, kernel).
 struct BlockParams {
   const float* x;  // (batch, height, width, dim), contiguous

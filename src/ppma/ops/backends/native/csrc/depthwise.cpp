@@ -3,8 +3,8 @@
 //
 // A task is a block of channels of a band of rows of one image, or of several small images. It walks down the band with
 // the last K rows of act(x) in a ring buffer with zeros around them, so that every input is read, and its GELU computed,
-// once (twice where bands meet). Blocks, bands and groups of images depend on the shape alone, so the sums of the weight
-// gradient do too.
+// once (twice where bands meet). In the backward pass blocks, bands and groups of images depend on the shape alone, so the
+// sums of the weight gradient do too; an output has the same bits whatever they are.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ namespace {
 // Neighbouring outputs computed together. Their sums, a row of taps and one input fit in 16 registers.
 constexpr int kOutputs = 7;
 constexpr int64_t kEnoughTasks = 16;
-constexpr int64_t kManyTasks = 64;  // beyond this, small images share a task, its packed taps and its gradients' sums
+constexpr int64_t kManyTasks = 64;  // beyond this, small images share a task and its gradients' sums
 constexpr int64_t kGroupRows = 64;  // of a group of images
 constexpr int64_t kAhead = 8;       // pixels that are prefetched: a block's part of a pixel is too short for the hardware
 constexpr int64_t kRingFloats = 48 << 10;  // of all rings of a task, which stay in the second-level cache

@@ -1,7 +1,7 @@
 // Threads, their scratch memory, and what a kernel changes in the CPU's state while it runs.
 //
-// Every kernel gives the same bits with any number of threads: work is divided into pieces that do not depend on the
-// number of threads, and no two pieces add to the same value.
+// Every kernel gives the same bits with any number of threads: no two pieces of the work add to the same value, and where
+// a value depends on how the work is divided, that does not depend on the number of threads.
 #pragma once
 
 #include <atomic>

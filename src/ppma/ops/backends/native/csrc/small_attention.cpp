@@ -360,13 +360,16 @@ class Small {
       for (int64_t at = 0; at < count; at += kLanes)
         top = max(top, select(load(inside + at) > 0.0f, load(scores + at), none));
       float largest_score = largest(top);
-      for (int64_t at = 0; at < count; at += kLanes) store(scores + at, exp_weight(load(scores + at) - largest_score));
+      // The padding has a score of 0, which may lie above all others: an exponential of that could be infinite.
+      for (int64_t at = 0; at < count; at += kLanes)
+        store(scores + at, exp_weight(min(load(scores + at) - largest_score, Vec{})));
     }
     float* weights[2];
     for (int path : {0, 1}) weights[path] = own_.weights[path] + r * QueryScratch::weight_stride(grid_);
     own_.row_scale[r] = 1.0f;
     if (!params_.logit) {
-      // One softmax, without the mask: its sum comes with the weights, and divides what they sum up to.
+      // One softmax, without the mask: its sum comes with the weights, and divides what they sum up to. Weights of up to
+      // exp(kSafeScore) leave 22 orders of magnitude for the values.
       Vec total[kVectors] = {};
       each(params_.v2h, params_.h2v, [&](int64_t step, int v, int64_t here, Vec v2h, Vec h2v) {
         Vec e = load(scores + here);
