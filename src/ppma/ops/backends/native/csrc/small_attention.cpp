@@ -386,17 +386,15 @@ class Small {
       return;
     }
     Vec first[kVectors] = {}, second[kVectors] = {}, most[2] = {};
-    if (results_.stats) {
-      each(1.0f, 1.0f, [&](int64_t, int, int64_t here, Vec v2h, Vec h2v) {
+    auto sum_paths = [&](auto saving) {
+      each(1.0f, 1.0f, [&](int64_t, int v, int64_t here, Vec v2h, Vec h2v) {
         Vec e = load(scores + here);
-        most[0] = max(most[0], e * v2h), most[1] = max(most[1], e * h2v);
+        first[v] += e * v2h;
+        second[v] += e * h2v;
+        if (saving.value) most[0] = max(most[0], e * v2h), most[1] = max(most[1], e * h2v);
       });
-    }
-    each(1.0f, 1.0f, [&](int64_t, int v, int64_t here, Vec v2h, Vec h2v) {
-      Vec e = load(scores + here);
-      first[v] += e * v2h;
-      second[v] += e * h2v;
-    });
+    };
+    results_.stats ? sum_paths(std::true_type{}) : sum_paths(std::false_type{});
     for (int v = 1; v < kVectors; ++v) first[0] += first[v], second[0] += second[v];
     float sums[2] = {sum(first[0]), sum(second[0])}, least = exponentiated ? 0.0f : kLeastSum;
     if ((params_.v2h && sums[0] < least) || (params_.h2v && sums[1] < least)) return weigh_by_logarithms(token, r);
