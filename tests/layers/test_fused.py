@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ppma import masks
 from ppma.layers import PolylineBlock, fused
-from ppma.layers.fused import STEPS, WHOLE, FusedBlock, run_together
-from ppma.layers.rope import rotary_table
+from ppma.layers.fused import STEPS, WHOLE, FusedBlock, FusedConv
+from ppma.layers.together import run_together
+from ppma.ops import fused_conv as module
 from ppma.ops.backends.native import library
 
 pytestmark = pytest.mark.native
@@ -50,8 +51,8 @@ def check(x, change=lambda block: None, **options):
         change(block)
     with torch.no_grad():
         whole = fuse(blocks[0], "native")
-        assert fused._kernel_serves(x)
-        assert whole.runs_whole(x)
+        assert fused.kernel_serves(x)
+        assert whole.kernel_weights(x.shape) is not None
         result, rounded, exact = whole(x), fuse(blocks[1], "torch")(x), blocks[2].double()(x.double())
     error, allowed = ((value.double() - exact).abs().max() for value in (result, rounded))
     assert error <= 4 * allowed + 16 * 2.0**-24 * exact.abs().max()
@@ -262,9 +263,16 @@ def sequence(count, **options):
     return blocks
 
 
-def one_by_one(blocks, x, rotary):
-    for block in blocks:
-        x = block(x, rotary)
+def convolution(inputs, outputs, stride=1, gelu=False):
+    torch.manual_seed(inputs + outputs)
+    conv = FusedConv(torch.nn.Conv2d(inputs, outputs, 3, stride, 1), gelu)
+    conv.backend = "native"
+    return conv
+
+
+def one_by_one(layers, x):
+    for layer in layers:
+        x = layer(x)
     return x
 
 
@@ -272,49 +280,131 @@ def one_by_one(blocks, x, rotary):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_together_same_bits(isa, kind, count):
     x, blocks = tokens(3, 40, 42, 32), sequence(count, kind=kind)  # two images at a time
-    rotary, before = rotary_table(40, 42, 16, x.device), x.clone()
+    before = x.clone()
     with torch.no_grad():
-        together = run_together(blocks, x, rotary)
-        assert torch.equal(together, one_by_one(blocks, x, rotary))
+        together = run_together(blocks, x)
+        assert torch.equal(together, one_by_one(blocks, x))
         blocks[-1].mix.weight.mul_(2)
-        changed = run_together(blocks, x, rotary)
-        assert torch.equal(changed, one_by_one(blocks, x, rotary))
+        changed = run_together(blocks, x)
+        assert torch.equal(changed, one_by_one(blocks, x))
         assert not torch.equal(changed, together)
     assert torch.equal(x, before)
     assert not torch.equal(together, x)
 
 
+SEQUENCES = {
+    "convolution": lambda: [convolution(5, 32)],
+    "convolutions": lambda: [convolution(5, 16, gelu=True), convolution(16, 24, 2), convolution(24, 24)],
+    "convolutions, blocks": lambda: [
+        convolution(5, 16, gelu=True),
+        convolution(16, 32, 2),
+        *sequence(2, kind="criss_cross"),
+    ],
+    "ends with a convolution": lambda: [convolution(5, 32), *sequence(1, kind="criss_cross"), convolution(32, 8, 2)],
+    "between blocks": lambda: [
+        convolution(5, 32),
+        *sequence(2, kind="criss_cross"),
+        convolution(32, 32, 2),
+        *sequence(3),
+    ],
+    "two between blocks": lambda: [
+        convolution(5, 32),
+        *sequence(1, kind="criss_cross"),
+        convolution(32, 40, 2),
+        convolution(40, 32),
+        *sequence(1),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_together_with_convolutions(isa, name):
+    """Also on batches that pass several convolutions in groups of 4 or 6 images for each thread."""
+    layers, threads = SEQUENCES[name](), torch.get_num_threads()
+    for x in (tokens(3, 7, 10, 5), tokens(7, 62, 66, 5), tokens(2, 9, 10, 6)[..., 1:], tokens(1, 9, 10, 5)[:0]):
+        with torch.no_grad():
+            expected = one_by_one(layers, x)
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                result = run_together(layers, x)
+                torch.set_num_threads(threads)
+                assert torch.equal(result, expected)
+
+
+def test_together_wrong_channels():
+    with torch.no_grad(), pytest.raises(ValueError, match="expected 5 channels for a convolution, got 6"):
+        run_together([convolution(5, 32), convolution(32, 32)], tokens(1, 9, 10, 6))
+
+
+def test_together_without_kernel():
+    """Heads that the kernel does not rotate, and convolutions of other sizes."""
+    with torch.no_grad():
+        x, block = tokens(1, 6, 6, 36), fuse(make(dim=36, heads=2), "native")
+        assert run_together([block], x) is None
+        pointwise = FusedConv(torch.nn.Conv2d(36, 8, 1), gelu=False)
+        pointwise.backend = "native"
+        assert run_together([pointwise], x) is None
+
+
 def test_together_empty_batch():
     blocks, x = sequence(2), torch.empty(0, 6, 6, 32)
     with torch.no_grad():
-        assert run_together(blocks, x, rotary_table(6, 6, 16, x.device)).shape == x.shape
+        assert run_together(blocks, x).shape == x.shape
 
 
 def test_together_only_where_nobody_watches(monkeypatch):
-    """Other modules, hooks, modes, gradients, dtypes and blocks that run in steps are called one by one."""
+    """Other modules, hooks, modes, gradients, dtypes and layers that are not known to run in the kernel."""
     monkeypatch.setattr(fused, "_choices", {})
+    monkeypatch.setattr(module, "_choices", {})
     x, blocks = tokens(1, 6, 6, 32), sequence(2)
-    rotary = rotary_table(6, 6, 16, x.device)
-    assert run_together(blocks, x, rotary) is None  # gradients
+    conv = convolution(32, 32)
+    layers = [blocks[0], conv, blocks[1]]
+    assert run_together(layers, x) is None  # gradients
     with torch.no_grad():
-        assert run_together(blocks, x, rotary) is not None
-        assert run_together([], x, rotary) is None
-        assert run_together([*blocks, make()], x, rotary) is None
-        assert run_together(blocks, x.double(), rotary) is None
+        assert run_together(layers, x) is not None
+        assert run_together([], x) is None
+        assert run_together([*layers, make()], x) is None
+        assert run_together([*layers, torch.nn.Conv2d(6, 6, 1)], x) is None
+        assert run_together(layers, x.double()) is None
         with FlopCounterMode(display=False):
-            assert run_together(blocks, x, rotary) is None
-        for module in (blocks[1], blocks[1].proj):
-            handle = module.register_forward_hook(lambda *arguments: None)
-            assert run_together(blocks, x, rotary) is None
+            assert run_together(layers, x) is None
+        for watched in (blocks[1], blocks[1].proj, conv):
+            handle = watched.register_forward_hook(lambda *arguments: None)
+            assert run_together(layers, x) is None
             handle.remove()
-        blocks[1].forward = blocks[1].forward
-        assert run_together(blocks, x, rotary) is None
-        del blocks[1].forward
-        assert run_together(blocks, x, rotary) is not None
+        for watched in (blocks[1], blocks[1].proj, conv):
+            watched.forward = watched.forward
+            assert run_together(layers, x) is None
+            del watched.forward
+        assert run_together(layers, x) is not None
         blocks[1].attn.backend = "auto"
-        assert run_together(blocks, x, rotary) is None  # not measured yet
+        assert run_together(layers, x) is None  # not measured yet
         monkeypatch.setattr(fused, "fastest", lambda candidates: STEPS)
         blocks[1](x)
-        assert run_together(blocks, x, rotary) is None
+        assert run_together(layers, x) is None
         blocks[1].attn.backend = "torch"
-        assert run_together(blocks, x, rotary) is None
+        assert run_together(layers, x) is None
+        blocks[1].attn.backend, conv.backend = "native", "auto"
+        assert run_together(layers, x) is None  # not measured yet
+        for choice in ("packed", "torch"):
+            monkeypatch.setattr(module, "_choices", {})
+            monkeypatch.setattr(module, "fastest", lambda candidates, choice=choice: choice)
+            conv(x)
+            assert (run_together(layers, x) is None) == (choice == "torch")
+        conv.backend = "torch"
+        assert run_together(layers, x) is None
+
+
+def test_together_convolution_with_other_tensors():
+    """Other dtypes, subclasses and parameters run as the convolution by itself runs them."""
+
+    class Marked(torch.Tensor):
+        pass
+
+    x = tokens(1, 6, 6, 32)
+    with torch.no_grad():
+        for change in (torch.Tensor.double, lambda weight: weight.as_subclass(Marked), torch.nn.Parameter):
+            conv = convolution(32, 32)
+            assert run_together([conv], x) is not None
+            conv.weight = change(conv.weight)
+            assert run_together([conv], x) is None

@@ -45,7 +45,7 @@ def test_arm_compiles(tmp_path):
     options = ["-fopenmp", "-fPIC", "-shared", "-Wl,--no-undefined"]
     subprocess.run([COMPILER, *FLAGS, *options, *sorted(CSRC.glob("*.cpp")), "-o", library], check=True)
     listing = subprocess.run(["aarch64-linux-gnu-nm", "-D", library], capture_output=True, text=True, check=True).stdout
-    for name in ("ppma_blocks", "ppma_packed_conv", "ppma_depthwise_conv_backward", "ppma_linear_attention"):
+    for name in ("ppma_layers", "ppma_packed_conv", "ppma_depthwise_conv_backward", "ppma_linear_attention"):
         assert f" T {name}\n" in listing
 
 

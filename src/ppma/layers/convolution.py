@@ -26,11 +26,24 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def unhooked(*modules: nn.Module) -> bool:
-    """Whether nobody would miss the calls of these modules: they have no hooks, and there are none for all modules."""
-    return not _has_any_global_hook() and not any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-        for module in modules
-    )
+    """Whether nobody would miss the calls of these modules.
+
+    They have no hooks, there are none for all modules, and no instance has a `forward` of its own, which is somebody's
+    wrapper, or was compiled.
+    """
+    if _has_any_global_hook():
+        return False
+    for module in modules:
+        if (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or module._compiled_call_impl is not None
+            or "forward" in module.__dict__
+        ):
+            return False
+    return True
 
 
 def trains(layer: nn.Module, x: Tensor, backend: BackendName = "auto") -> bool:

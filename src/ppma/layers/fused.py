@@ -1,6 +1,6 @@
 """Convolutions and blocks for inference, with norms, activations, residuals and decays in their products."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -14,14 +14,20 @@ from ppma.layers.decay import DecayHead
 from ppma.layers.rope import rotary_table
 from ppma.masks import PolylineMask
 from ppma.ops import backends
-from ppma.ops.backends.contract import BackendUnavailableError, BlockWeights, ConvWeights, LinearWeights
+from ppma.ops.backends.contract import (
+    BackendUnavailableError,
+    BlockWeights,
+    Conv3x3Weights,
+    ConvWeights,
+    LinearWeights,
+)
 from ppma.ops.choice import fastest, rounded_down
-from ppma.ops.fused_conv import fused_conv
+from ppma.ops.fused_conv import fused_conv, runs_packed
 from ppma.ops.fused_linear import fused_linear
 from ppma.ops.layout import compute_dtype
 from ppma.ops.options import BackendName, Paths
 from ppma.ops.padding import zero_invalid
-from ppma.ops.watching import observed
+from ppma.ops.watching import captured, observed
 
 
 class _PackedModule(nn.Module):
@@ -75,6 +81,15 @@ class FusedConv(_PackedModule):
             backend=self.backend,
         )
 
+    def kernel_weights(self, shape: Sequence[int]) -> Conv3x3Weights | None:
+        """For the kernel of several layers; None if `forward` is not known to run the kernel for an x of this shape."""
+        weight, bias = self._buffers.get("weight"), self._buffers.get("bias")
+        if weight is None or bias is None:  # somebody made them parameters
+            return None
+        if not runs_packed(shape, weight, bias, self.stride, self.gelu, self.backend):
+            return None
+        return Conv3x3Weights(weight, bias, self.stride, self.gelu, self._packed)
+
 
 class FusedLinear(_PackedModule):
     """A linear layer with the layer norm of its input folded in; see `fused_linear`.
@@ -119,6 +134,7 @@ class FusedLinear(_PackedModule):
 
 
 WHOLE, STEPS = "whole", "steps"
+_CPU = torch.device("cpu")  # where the kernel runs
 _choices: dict[tuple, str] = {}
 
 
@@ -215,29 +231,30 @@ class FusedBlock(nn.Module):
         """As `PolylineBlock.forward`."""
         rotary = rotary_table(x.shape[1], x.shape[2], self.attn.head_dim, x.device) if rotary is None else rotary
         by_steps = partial(self._by_steps, x, rotary, valid)
-        if valid is not None or not (_kernel_serves(x) and self._fits_kernel()):
+        if valid is not None or not (kernel_serves(x) and self._fits_kernel()):
             return by_steps()
         try:
             weights = self.weights(rotary, (x.shape[1], x.shape[2]))
-            whole = partial(backends.call, "native", "fused_blocks", x, (weights,))
+            whole = partial(backends.call, "native", "fused_layers", x, (weights,))
             if self._attention().backend == "native":
                 return whole()
-            key = self._choice(x)
+            key = self._choice(x.shape)
             if key not in _choices:
                 _choices[key] = fastest({WHOLE: whole, STEPS: by_steps})
             return whole() if _choices[key] == WHOLE else by_steps()
         except BackendUnavailableError:  # heads of a size that the kernel does not rotate
             return by_steps()
 
-    def _choice(self, x: Tensor) -> tuple:
+    def _choice(self, shape: Sequence[int]) -> tuple:
         """The key of `block_choices`."""
-        sizes = rounded_down(x.shape[0]), rounded_down(x.shape[1] * x.shape[2])
-        return (*sizes, *self._key, torch.get_num_threads())
+        return rounded_down(shape[0]), rounded_down(shape[1] * shape[2]), *self._key, torch.get_num_threads()
 
-    def runs_whole(self, x: Tensor) -> bool:
-        """Whether `forward` is known to run in one call for an input that the kernel serves."""
-        native = self._attention().backend == "native"
-        return self._fits_kernel() and (native or _choices.get(self._choice(x)) == WHOLE)
+    def kernel_weights(self, shape: Sequence[int]) -> BlockWeights | None:
+        """For the kernel of several layers; None if `forward` is not known to run the kernel for an x of this shape."""
+        attn = self._attention()
+        if not self._fits_kernel() or (attn.backend != "native" and _choices.get(self._choice(shape)) != WHOLE):
+            return None
+        return self.weights(rotary_table(shape[1], shape[2], attn.head_dim, _CPU), (shape[1], shape[2]))
 
     def _attention(self) -> PolylineAttention:
         """`attn`, straight from the dictionary of modules: the look-up by attribute takes ten times as long."""
@@ -330,34 +347,16 @@ class FusedBlock(nn.Module):
         return self.reduce(mixed.reshape(-1, hidden.shape[-1]), attended, backend=backend).view(B, H, W, dim)
 
 
-def _kernel_serves(x: Tensor) -> bool:
-    """Whether the kernel of whole blocks may run: it is invisible to modes and profilers, and has no gradient."""
+def kernel_serves(x: Tensor) -> bool:
+    """Whether the kernel of whole layers may run: it is invisible to modes and profilers, and has no gradient."""
     return (
-        x.dtype == torch.float32
+        not captured()
         and not torch.is_grad_enabled()
+        and x.is_cpu
+        and x.dtype == torch.float32
         and not observed(x)
-        and backends.kernels_serve("auto", "fused_blocks", x)
+        and backends.kernels_serve("auto", "fused_layers", x)
     )
-
-
-def run_together(blocks: Collection[nn.Module], x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor | None:
-    """Blocks that all run in one call, in a single call for all of them; None where they have to be called one by one.
-
-    Between kernels Python finds nothing of itself in the cache, so one look at all the blocks takes a fraction of as
-    many looks at one.
-    """
-    fused = [block for block in blocks if type(block) is FusedBlock]
-    if not fused or len(fused) != len(blocks) or not _kernel_serves(x) or not unhooked(*fused):
-        return None
-    for block in fused:
-        # A `forward` of the instance is somebody's wrapper.
-        if block._compiled_call_impl is not None or "forward" in block.__dict__ or not block.runs_whole(x):
-            return None
-    try:
-        weights = [block.weights(rotary, (x.shape[1], x.shape[2])) for block in fused]
-        return backends.call("native", "fused_blocks", x, weights)
-    except BackendUnavailableError:
-        return None
 
 
 def _conv_weights(conv: DepthwiseConv | None) -> ConvWeights:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from ppma.layers.chain import Chain
 from ppma.layers.convolution import ChannelLastBatchNorm, Conv3x3
 
 
@@ -41,7 +42,7 @@ class Stem(nn.Module):
         return self.layers(image.permute(0, 2, 3, 1))
 
 
-class Downsample(nn.Module):
+class Downsample(Chain):
     """Half the grid in each direction, rounded up: a 3x3 convolution with stride 2 and batch norm.
 
     Args:
@@ -57,3 +58,7 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, inputs) to (B, ceil(H / 2), ceil(W / 2), outputs)."""
         return self.norm(self.conv(x))
+
+    def parts(self) -> tuple[nn.Module, ...]:
+        """As `Chain.parts`."""
+        return self.conv, self.norm

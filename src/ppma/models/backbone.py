@@ -1,6 +1,6 @@
 """The backbone: stem, stages, classifier head. Every variant is this class with another configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ppma.layers.attention import PolylineAttention
 from ppma.layers.convolution import Conv3x3, DepthwiseConv
 from ppma.layers.fused import FusedConv
 from ppma.layers.stem import Stem
+from ppma.layers.together import run_together
 from ppma.models.card import make_card
 from ppma.models.checkpoints import CheckpointError, open_checkpoint, release, write_checkpoint
 from ppma.models.checkpoints.metadata import decode_config, encode_config
@@ -99,9 +100,15 @@ class PolylineBackbone(nn.Module, ModelHubMixin):
         `valid`, a boolean (B, height, width), is False at padding: tokens without a valid pixel are no keys in any
         block, and convolutions read 0 there. Only the stem and the downsampling look across the border of an image.
         """
-        x = self.stem(image)
-        for stage in self.stages:
-            x = stage(x, valid)
+        return self._in_turn([self.stem, *self.stages], image, valid)
+
+    def _in_turn(self, modules: Sequence[nn.Module], x: Tensor, valid: Tensor | None) -> Tensor:
+        """Stem and stages one after the other, from the first for which it is possible in a single native call."""
+        for index, module in enumerate(modules):
+            together = run_together(modules[index:], x) if valid is None else None
+            if together is not None:
+                return together
+            x = module(x) if module is self.stem else module(x, valid)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -140,12 +147,15 @@ class PolylineBackbone(nn.Module, ModelHubMixin):
         checks.one_of("output_fmt", output_fmt, ("NCHW", "NHWC"))
         taken, last = feature_take_indices(len(self.stages), indices)
         features = []
-        x = self.stem(image)
+        x = image
+        waiting: list[nn.Module] = [self.stem]
         for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
-            x = stage(x, valid)
+            waiting.append(stage)
             if index in taken:
+                x, waiting = self._in_turn(waiting, x, valid), []
                 feature = self.feature_norms[str(index)](x) if str(index) in self.feature_norms else x
                 features.append(feature.permute(0, 3, 1, 2) if output_fmt == "NCHW" else feature)
+        x = self._in_turn(waiting, x, valid)
         return features if intermediates_only else (x, features)
 
     def prune_intermediate_layers(

@@ -5,13 +5,14 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ppma.layers.block import PolylineBlock
-from ppma.layers.fused import run_together
+from ppma.layers.chain import Chain
 from ppma.layers.rope import rotary_table
 from ppma.layers.stem import Downsample
+from ppma.layers.together import run_together
 from ppma.models.config import BackboneConfig
 
 
-class Stage(nn.Module):
+class Stage(Chain):
     """Downsampling (except in the first stage), then blocks.
 
     Args:
@@ -47,17 +48,25 @@ class Stage(nn.Module):
 
         `valid`, a boolean image mask (B, height, width) or None, leaves out tokens without any valid pixel.
         """
-        x = self.downsample(x)
-        if valid is not None:
-            valid = F.adaptive_max_pool2d(valid[:, None].to(x.dtype), x.shape[1:3])[:, 0] > 0
-        rotary = rotary_table(x.shape[1], x.shape[2], self.head_dim, x.device)
         if valid is None:
-            together = run_together(self.blocks._modules.values(), x, rotary)
+            together = run_together(self.parts(), x)
             if together is not None:
                 return together
+        x = self.downsample(x)
+        if valid is None:
+            together = run_together(self.blocks, x)
+            if together is not None:
+                return together
+        else:
+            valid = F.adaptive_max_pool2d(valid[:, None].to(x.dtype), x.shape[1:3])[:, 0] > 0
+        rotary = rotary_table(x.shape[1], x.shape[2], self.head_dim, x.device)
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
                 x = checkpoint(block, x, rotary, valid)
             else:
                 x = block(x, rotary, valid)
         return x
+
+    def parts(self) -> tuple[nn.Module, ...]:
+        """As `Chain.parts`, where no token is left out."""
+        return self.downsample, *self.blocks

@@ -1,6 +1,6 @@
 """A 3x3 convolution with the activation behind it, for inference on channel-last tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from ppma.ops.backends import pytorch
 from ppma.ops.choice import fastest, rounded_down
 from ppma.ops.fused_linear import PACKED
 from ppma.ops.options import BackendName
+from ppma.ops.watching import has_tangent, observed
 
 
 class ConvShape(NamedTuple):
@@ -40,6 +41,21 @@ _choices: dict[ConvShape, str] = {}
 def choices() -> Mapping[ConvShape, str]:
     """The implementation that this process chose for each shape: "packed" or "torch"."""
     return _choices
+
+
+def runs_packed(
+    shape: Sequence[int], weight: Tensor, bias: Tensor, stride: int, gelu: bool, backend: BackendName
+) -> bool:
+    """Whether `fused_conv` is known to run the packed kernel, given an x of this shape that kernels serve."""
+    if observed(weight, bias) or has_tangent((weight, bias)) or not weight.dtype == bias.dtype == torch.float32:
+        return False
+    return backend == "native" or (backend == "auto" and _choices.get(_key(shape, weight, stride, gelu)) == PACKED)
+
+
+def _key(shape: Sequence[int], weight: Tensor, stride: int, gelu: bool) -> ConvShape:
+    outputs, inputs = weight.shape[:2]
+    pixels = rounded_down(shape[0] * shape[1] * shape[2])
+    return ConvShape(pixels, inputs, outputs, stride, gelu, torch.get_num_threads())
 
 
 def fused_conv(
@@ -77,14 +93,7 @@ def fused_conv(
     serves = x.dtype == torch.float32 and backends.kernels_serve("auto", "fused_conv", *arguments)
     if backend != "auto" or torch.is_grad_enabled() or not serves:
         return backends.compose(backend, "fused_conv", *arguments)
-    shape = ConvShape(
-        pixels=rounded_down(x.shape[0] * x.shape[1] * x.shape[2]),
-        inputs=weight.shape[1],
-        outputs=weight.shape[0],
-        stride=stride,
-        gelu=gelu,
-        threads=torch.get_num_threads(),
-    )
+    shape = _key(x.shape, weight, stride, gelu)
     chosen = _choices.get(shape)
     if chosen == PACKED:
         return backends.compose("auto", "fused_conv", *arguments)

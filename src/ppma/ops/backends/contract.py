@@ -38,6 +38,29 @@ class ConvWeights(NamedTuple):
     bias: Tensor
 
 
+class Conv3x3Weights(NamedTuple):
+    """A convolution between blocks; see `ppma.ops.fused_conv.fused_conv`.
+
+    Attributes:
+        weight: (outputs, inputs, 3, 3).
+        bias: (outputs,).
+        stride: 1 or 2.
+        gelu: with GELU behind it.
+        packed: copies of the weight that a backend keeps.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    stride: int
+    gelu: bool
+    packed: dict[str, Tensor]
+
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """(B, H / stride, W / stride, outputs), rounded up, from (B, H, W, inputs)."""
+        batch, height, width, _ = shape
+        return batch, -(-height // self.stride), -(-width // self.stride), self.weight.shape[0]
+
+
 class BlockWeights(NamedTuple):
     """What a block of a backbone computes for inference, in the order of its steps.
 
@@ -76,6 +99,10 @@ class BlockWeights(NamedTuple):
     combine: Combine
     paths: Paths
     kept: dict[object, Any]
+
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """That of the input."""
+        return tuple(shape)
 
 
 class Backend(Protocol):
@@ -226,5 +253,5 @@ class Backend(Protocol):
         """As `ppma.ops.fused_conv.fused_conv`."""
 
     @staticmethod
-    def fused_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
-        """Whole blocks of a backbone for inference, one after the other, (B, H, W, dim) to the same."""
+    def fused_layers(x: Tensor, layers: Sequence[BlockWeights | Conv3x3Weights]) -> Tensor:
+        """At least one layer of a backbone for inference, one after the other, of channel-last x (B, H, W, C)."""

@@ -8,8 +8,8 @@ from ppma.ops.backends.native.conv import conv3x3
 from ppma.ops.backends.native.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.native.decay_head import decay_head
 from ppma.ops.backends.native.depthwise import depthwise_conv, depthwise_linear
-from ppma.ops.backends.native.fused_block import fused_blocks
 from ppma.ops.backends.native.fused_conv import fused_conv
+from ppma.ops.backends.native.fused_layers import fused_layers
 from ppma.ops.backends.native.fused_linear import fused_linear
 from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.native.rotary import rotary_split
@@ -23,8 +23,8 @@ __all__ = [
     "decay_head",
     "depthwise_conv",
     "depthwise_linear",
-    "fused_blocks",
     "fused_conv",
+    "fused_layers",
     "fused_linear",
     "linear_attention",
     "linear_attention_backward",

@@ -1,42 +1,26 @@
-"""Whole blocks for inference: csrc/block.cpp."""
+"""The parameters of whole blocks for inference: csrc/block.cpp."""
 
 import struct
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
 
-import torch
 from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError, BlockWeights, ConvWeights, LinearWeights
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.fused_linear import packed_weight, rotates
-from ppma.ops.backends.native.library import Kernel, contiguous_address
+from ppma.ops.backends.native.library import contiguous_address
 
 # BlockParams of csrc/block.h: what changes from call to call, and the rest.
 _IMAGES = struct.Struct("PPq")
 _BLOCK = struct.Struct("5q14PffPPqPPPPiiiiii")
-_kernel = Kernel("ppma_blocks", c_void_p, c_int64)
 
 
-def fused_blocks(x: Tensor, blocks: Sequence[BlockWeights]) -> Tensor:
-    """See `Backend.fused_blocks`."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise BackendUnavailableError("native kernels: fused_blocks has no gradient")
-    key = (library.isa(), library.threads(), x.shape[1:])
-    x = x.contiguous()
-    # Blocks write to two tensors in turns, the last one to `out`.
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    between = torch.empty_like(out) if len(blocks) > 1 else out
-    addresses = [contiguous_address(tensor, x.shape) for tensor in (out, between)]
-    source, params = contiguous_address(x, x.shape), []
-    for index, block in enumerate(blocks):
-        if key not in block.kept:
-            block.kept[key] = _parameters(block, *x.shape[1:])
-        target = addresses[(len(blocks) - 1 - index) % 2]
-        params += [_IMAGES.pack(source, target, len(x)), block.kept[key][0]]
-        source = target
-    _kernel(b"".join(params), len(blocks))
-    return out
+def block_parameters(block: BlockWeights, shape: Sequence[int], x: int, out: int) -> bytes:
+    """`BlockParams` of images (B, H, W, dim) at an address, with the address of the result."""
+    key = (library.isa(), library.threads(), *shape[1:])
+    if key not in block.kept:
+        block.kept[key] = _parameters(block, *shape[1:])
+    return _IMAGES.pack(x, out, shape[0]) + block.kept[key][0]
 
 
 def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple[bytes, list[Tensor]]:
@@ -44,7 +28,7 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
     head_dim, hidden = dim // block.heads, block.reduce.weight.shape[1]
     library.require_tokens((height, width, dim, hidden))
     if not rotates(2 * dim, head_dim):
-        raise BackendUnavailableError(f"native kernels: fused_blocks cannot rotate {2 * dim} in heads of {head_dim}")
+        raise BackendUnavailableError(f"native kernels: a fused block cannot rotate {2 * dim} in heads of {head_dim}")
     decays, weight, bias, rate, softplus, fixed = 0, 0, 0, 0, False, 0
     made: list[Tensor] = []
     if block.decay is not None:
@@ -60,7 +44,7 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
     elif block.log_decay is not None:
         fixed = contiguous_address(block.log_decay, (block.heads,))
     else:
-        raise ValueError("fused_blocks: expected learned or constant decays, got neither")
+        raise ValueError("fused block: expected learned or constant decays, got neither")
     layers: tuple[tuple[LinearWeights, int, int, slice], ...] = (
         (block.qkv, 3 * dim + block.heads * decays, dim, slice(0, 3 * dim)),
         (block.proj, dim, dim, slice(None)),
@@ -102,7 +86,7 @@ def _depthwise(conv: ConvWeights, channels: int, size: int) -> tuple[int, int]:
 def _linear(layer: LinearWeights, outputs: int, inputs: int, part: slice, made: list[Tensor]) -> tuple[int, int]:
     """The packed weight and the bias of a part of a layer's outputs."""
     if layer.weight.shape != (outputs, inputs):
-        raise ValueError(f"fused_blocks: expected a weight of {(outputs, inputs)}, got {tuple(layer.weight.shape)}")
+        raise ValueError(f"fused block: expected a weight of {(outputs, inputs)}, got {tuple(layer.weight.shape)}")
     bias = layer.bias[part]
     return _packed(layer, part, made), contiguous_address(bias, bias.shape)
 

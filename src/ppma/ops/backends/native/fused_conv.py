@@ -1,13 +1,14 @@
 """3x3 convolutions with packed weights for inference: csrc/packed_conv.cpp and csrc/winograd.cpp."""
 
 import struct
+from collections.abc import Sequence
 from ctypes import c_void_p
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppma.ops.backends.contract import BackendUnavailableError
+from ppma.ops.backends.contract import BackendUnavailableError, Conv3x3Weights
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.fused_linear import packed_address, panel_floats
 from ppma.ops.backends.native.library import Kernel, contiguous_address, view
@@ -30,38 +31,48 @@ def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool,
     """See `ppma.ops.fused_conv.fused_conv`."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
         raise BackendUnavailableError("native kernels: fused_conv has no gradient")
-    if weight.shape[2:] != (3, 3) or stride not in (1, 2):
-        raise BackendUnavailableError(
-            f"native kernels: expected a 3x3 convolution with stride 1 or 2, got {tuple(weight.shape[2:])} and {stride}"
-        )
     return convolve(x, weight, bias, stride, gelu, packed)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool, packed: dict[str, Tensor]) -> Tensor:
     """`fused_conv` of a 3x3 convolution, without a look at gradients."""
+    conv = Conv3x3Weights(weight, bias, stride, gelu, packed)
+    shape = conv.output_shape(x.shape)
+    out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    kernel = _winograd if uses_winograd(weight, stride) else _direct
+    kernel(view(x, x.shape) + conv_parameters(x.shape, conv, contiguous_address(out, shape)))
+    return out
+
+
+def conv_parameters(shape: Sequence[int], conv: Conv3x3Weights, out: int) -> bytes:
+    """What follows the view of x, (B, H, W, inputs), in `PackedConvParams`; `out` is the address of a result."""
+    weight, stride = conv.weight, conv.stride
     outputs, inputs = weight.shape[:2]
-    batch, height, width, _ = x.shape
+    batch, height, width, channels = shape
+    if weight.shape[2:] != (3, 3) or stride not in (1, 2):
+        raise BackendUnavailableError(
+            f"native kernels: expected a 3x3 convolution with stride 1 or 2, got {tuple(weight.shape[2:])} and {stride}"
+        )
+    if channels != inputs:
+        raise ValueError(f"native kernels: expected {inputs} channels for a convolution, got {channels}")
     library.require_tokens((height, width, inputs, outputs))
-    out = torch.empty((batch, -(-height // stride), -(-width // stride), outputs), dtype=torch.float32, device=x.device)
     if uses_winograd(weight, stride):
-        kernel, matrix = _winograd, packed_address(packed, lambda: _spread(weight, stride), f" winograd {stride}")
+        matrix = packed_address(conv.packed, lambda: _spread(weight, stride), f" winograd {stride}")
     else:
-        kernel, matrix = _direct, packed_address(packed, lambda: weight.permute(0, 2, 3, 1).flatten(1))
-    params = _PARAMS.pack(
+        matrix = packed_address(conv.packed, lambda: weight.permute(0, 2, 3, 1).flatten(1))
+    return _PARAMS.pack(
         matrix,
-        contiguous_address(bias, (outputs,)),
-        contiguous_address(out, out.shape),
+        contiguous_address(conv.bias, (outputs,)),
+        out,
         batch,
         height,
         width,
         inputs,
         outputs,
         stride,
-        gelu,
+        conv.gelu,
         library.threads(),
     )
-    kernel(view(x, (batch, height, width, inputs)) + params)
-    return out
 
 
 def uses_winograd(weight: Tensor, stride: int) -> bool:

@@ -25,7 +25,7 @@ folder = os.environ.get("PPMA_NATIVE_DIR", "")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
 
 # Of csrc/library.cpp: a library of another version would read other structures.
-ABI = 12
+ABI = 13
 
 _forked = False
 
@@ -151,6 +151,12 @@ def view(tensor: Tensor, shape: Sequence[int]) -> bytes:
     """A float32 tensor of this shape, of up to five axes, as `struct View` of csrc/view.h; see `address`."""
     strides = tensor.stride()
     return _VIEW.pack(address(tensor, shape), *strides, *_NO_STRIDES[len(strides) :])
+
+
+def contiguous_view(address: int, shape: Sequence[int]) -> bytes:
+    """`view` of a contiguous part of a tensor's memory, four axes of this shape."""
+    _, height, width, channels = shape
+    return _VIEW.pack(address, height * width * channels, width * channels, channels, 1, 0)
 
 
 class Kernel:

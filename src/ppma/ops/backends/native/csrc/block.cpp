@@ -152,8 +152,7 @@ class Block {
 
 }  // namespace
 
-// `count` blocks, each of which reads what the one before it wrote: of the same batch, grid and channels.
-PPMA_EXPORT int ppma_blocks(const BlockParams* blocks, int64_t count) {
+int ppma::run_blocks(const BlockParams* blocks, int64_t count) {
   const int64_t batch = blocks->batch, grid = blocks->height * blocks->width;
   const int64_t group = std::min(batch, std::max<int64_t>(1, kGroupTokens / grid));
   if (group == 0) return 0;

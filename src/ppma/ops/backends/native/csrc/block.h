@@ -5,8 +5,8 @@
 
 namespace ppma {
 
-// Mirrors `_IMAGES` and `_BLOCK` of fused_block.py. Weights of linear layers are packed by ppma_pack_linear, with the scales of the norms
-// multiplied in; those of depthwise convolutions are (channels, kernel, kernel).
+// Mirrors `_IMAGES` and `_BLOCK` of fused_block.py. Weights of linear layers are packed by ppma_pack_linear, with the scales
+// of the norms multiplied in; those of depthwise convolutions are (channels, kernel, kernel).
 struct BlockParams {
   const float* x;  // (batch, height, width, dim), contiguous
   float* out;      // the same; not x
@@ -27,5 +27,9 @@ struct BlockParams {
   int32_t softplus;
   int32_t full, logit, v2h, h2v, threads;
 };
+
+// `count` blocks, each of which reads what the one before it wrote: of the same batch, grid and channels. Returns 1 if there
+// is no memory.
+int run_blocks(const BlockParams* blocks, int64_t count);
 
 }  // namespace ppma

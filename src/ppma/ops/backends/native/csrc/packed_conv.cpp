@@ -25,8 +25,8 @@ struct Geometry {
   int64_t groups;      // of panels
 
   explicit Geometry(const PackedConvParams& params)
-      : out_height((params.height + params.stride - 1) / params.stride),
-        out_width((params.width + params.stride - 1) / params.stride),
+      : out_height(params.out_height()),
+        out_width(params.out_width()),
         row_floats((params.width + 2) * params.inputs) {
     int64_t fitting = std::max<int64_t>(1, (kBandFloats / row_floats - 2) / params.stride);
     int64_t wanted = kTasksPerThread * params.threads;

@@ -12,9 +12,13 @@ struct PackedConvParams {
   const float* bias;    // (outputs)
   float* out;           // (batch, out_height, out_width, outputs), contiguous
   int64_t batch, height, width, inputs, outputs;
-  int64_t stride;       // 1 or 2: out_height is height / stride, rounded up
+  int64_t stride;       // 1 or 2
   int32_t gelu;
   int32_t threads;
+
+  int64_t out_height() const { return (height + stride - 1) / stride; }
+  int64_t out_width() const { return (width + stride - 1) / stride; }
+  int64_t image_floats() const { return out_height() * out_width() * outputs; }
 };
 
 }  // namespace ppma

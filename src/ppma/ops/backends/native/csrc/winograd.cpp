@@ -83,8 +83,8 @@ struct Geometry {
   int64_t groups = 1;  // of panels
 
   explicit Geometry(const PackedConvParams& params)
-      : out_height((params.height + params.stride - 1) / params.stride),
-        out_width((params.width + params.stride - 1) / params.stride),
+      : out_height(params.out_height()),
+        out_width(params.out_width()),
         tiles_y((out_height + 1) / 2),
         tiles_x((out_width + 1) / 2),
         tiles(params.batch * tiles_y * tiles_x),
