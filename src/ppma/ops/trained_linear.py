@@ -25,7 +25,8 @@ def trained_linear(
         residual: (B, ..., outputs) or None.
         factors: (B,), what each image counts, as stochastic depth draws it: 0 or a common number; 1 if None. It has
             no gradient.
-        backend: selects the implementation; "native" packs the weight in every call and leaves out images that count 0.
+        backend: selects the implementation; "native" packs the weight in every call and leaves out images that count 0,
+            forward and backward.
 
     Returns:
         (B, ..., outputs).

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native.library import Kernel, contiguous_address, require_tokens, threads, view
-from ppma.ops.backends.native.trained_linear import multiply, of_product, product
+from ppma.ops.backends.native.trained_linear import Gradients, product
 from ppma.ops.watching import observed
 
 _SIZES = POINTER(c_int64)
@@ -167,12 +167,12 @@ class _ConvolutionThenLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, taps, offsets, weight = ctx.saved_tensors
-        rows, scale = of_product(grad, ctx.factors)
+        of_linear = Gradients(grad, ctx.factors)
         mixed = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        of_mixed = multiply(rows, weight, scale).view(x.shape)
-        of_x, of_taps, of_offsets = gradients(of_mixed, x, taps, offsets, True, True, mixed)
-        of_weight = multiply(rows.mT, mixed.flatten(0, -2), scale) if ctx.needs_input_grad[3] else None
-        of_bias = rows.sum(0) * scale if ctx.needs_input_grad[4] else None
+        of_x, of_taps, of_offsets = gradients(
+            of_linear.of_input(weight).view(x.shape), x, taps, offsets, True, True, mixed
+        )
+        of_weight, of_bias = of_linear.of_parameters(mixed.flatten(0, -2), *ctx.needs_input_grad[3:5])
         of_residual = grad if ctx.has_residual else None
         return of_x, of_taps, None if offsets is None else of_offsets, of_weight, of_bias, of_residual, None
 

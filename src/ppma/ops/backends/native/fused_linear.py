@@ -33,7 +33,7 @@ def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: s
 
 def pack(weight: Tensor, scale: float = 1.0) -> Tensor:
     """A weight (outputs, inputs), which may be a transposed matrix, times `scale`, packed."""
-    transposed = scale == 1.0 and weight.mT.is_contiguous()
+    transposed = weight.mT.is_contiguous()
     matrix = weight.mT if transposed else weight.contiguous()
     packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
     addresses = contiguous_address(matrix, matrix.shape), contiguous_address(packed, packed.shape)
@@ -94,7 +94,7 @@ def fused_linear(
 def run(
     x: Tensor,
     packed: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
     norm_eps: float | None = None,
@@ -120,7 +120,7 @@ def run(
         address(x, (rows, inputs)),
         x.stride(0),
         contiguous_address(packed, packed.shape),
-        contiguous_address(bias, (outputs,)),
+        0 if bias is None else contiguous_address(bias, (outputs,)),
         0 if residual is None else address(residual, (rows, outputs)),
         0 if residual is None else residual.stride(0),
         contiguous_address(out, (rows, outputs)),

@@ -145,8 +145,7 @@ PPMA_EXPORT int64_t ppma_packed_linear_size(int64_t outputs, int64_t inputs) {
   return panels_of(outputs) * kPanel * inputs;
 }
 
-// Packs `scale` times the weight, which is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous; a transposed
-// one has a scale of 1.
+// Packs `scale` times the weight, which is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous.
 PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t inputs, int transposed, float scale,
                                  float* packed, int threads) {
   parallel_for(panels_of(outputs), threads, [&](int64_t panel) {
@@ -154,7 +153,11 @@ PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t i
     float* to = packed + first * inputs;
     if (count < kPanel) std::fill_n(to, kPanel * inputs, 0.0f);
     if (transposed)
-      pack_rows(weight + first, outputs, inputs, count, to, kPanel);
+      for (int64_t input = 0; input < inputs; ++input)
+        for (int64_t o = 0; o < count; o += kLanes) {
+          const int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - o));
+          store(to + input * kPanel + o, load_lanes(weight + input * outputs + first + o, lanes) * scale);
+        }
     else
       pack_columns(weight + first * inputs, inputs, count, inputs, scale, to, kPanel);
   });

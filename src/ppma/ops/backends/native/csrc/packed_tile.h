@@ -4,6 +4,8 @@
 // over the inputs in ascending order.
 #pragma once
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace ppma {
@@ -25,6 +27,7 @@ struct Tiles {
   explicit Tiles(int64_t rows)
       : count((rows + kTileRows - 1) / kTileRows), low(count ? rows / count : 0), high(count ? rows % count : 0) {}
   int64_t rows(int64_t tile) const { return low + (tile < high); }
+  int64_t first(int64_t tile) const { return tile * low + std::min(tile, high); }
 };
 
 // Rows copied tile by tile, [tile][run][kTileRows][kRunInputs]: what a product reads of a tile then lies side by side, as
