@@ -82,6 +82,19 @@ def test_targets_errors(words, message, measured, tmp_path, capsys):
     assert not measured
 
 
+def test_render_vendors(tmp_path, capsys):
+    """Columns of one instruction set are told apart by the CPU's vendor."""
+    files = []
+    for cpu in ("AMD EPYC, 2 cores", "Intel(R) Xeon(R) Processor, 2 cores"):
+        document = {"environment": {**ENVIRONMENT, "cpu": cpu}, "rows": {"ppma_tiny/paper/train-8": {"over_plain": 1.8}}}
+        files.append(tmp_path / f"{len(files)}.json")
+        files[-1].write_text(json.dumps(document))
+    assert main(["bench", "render", *map(str, files)]) == 0
+    printed = capsys.readouterr().out
+    assert "|  | target | AMD, AVX-512 | Intel, AVX-512 |" in printed
+    assert "Intel, AVX-512: Intel(R) Xeon(R) Processor, 2 cores, 2 threads" in printed
+
+
 def test_render_page(tmp_path, capsys):
     rows = {"ppma_tiny/paper/inference-8": {"ms": 400.0, "over_plain": 2.31, "peak_mb": 80.0}}
     dense = {"dense/800x1333": {"ms": 4567.8, "memory_exponent": 1.01}}

@@ -43,7 +43,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def tables(documents: Sequence[Mapping[str, Any]]) -> str:
     """The tables in Markdown, with one column for each result file; rows that no file has are left out."""
-    heads = [instruction_set(document["environment"]) for document in documents]
+    heads = _headings([document["environment"] for document in documents])
     results: list[Mapping[str, Result]] = [document["rows"] for document in documents]
 
     def table(first: Sequence[str], rows: Sequence[tuple[Sequence[str], Callable[[Mapping[str, Result]], str]]]) -> str:
@@ -84,23 +84,31 @@ def tables(documents: Sequence[Mapping[str, Any]]) -> str:
                 for key, text in dense_keys.items()
             ],
         ),
-        *(_described(document["environment"]) for document in documents),
+        *(_described(head, document["environment"]) for head, document in zip(heads, documents, strict=True)),
     ]
     return "\n\n".join(sections)
 
 
-def instruction_set(environment: Mapping[str, Any]) -> str:
-    """The heading of a column."""
+def _headings(environments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The instruction sets, behind the vendor of the CPU where two columns would be called the same."""
+    names = [_instruction_set(environment) for environment in environments]
+    if len(set(names)) == len(names):
+        return names
+    vendors = [str(environment["cpu"]).split()[0].removesuffix("(R)") for environment in environments]
+    return [f"{vendor}, {name}" for vendor, name in zip(vendors, names, strict=True)]
+
+
+def _instruction_set(environment: Mapping[str, Any]) -> str:
     name = {"avx512": "AVX-512", "avx2": "AVX2"}.get(environment["native"], str(environment["native"]))
     return f"{name}, emulated" if environment.get("emulated") else name
 
 
-def _described(environment: Mapping[str, Any]) -> str:
+def _described(heading: str, environment: Mapping[str, Any]) -> str:
     how = ""
     if environment.get("emulated"):
         how = f", on a CPU with more by `{environment['emulated']}`"
     return (
-        f"{instruction_set(environment)}: {environment['cpu']}, {environment['threads']} threads, "
+        f"{heading}: {environment['cpu']}, {environment['threads']} threads, "
         f"torch {environment['torch']}{how}."
     )
 
