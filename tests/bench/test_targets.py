@@ -86,9 +86,9 @@ def test_render_vendors(tmp_path, capsys):
     """Columns of one instruction set are told apart by the CPU's vendor."""
     files = []
     for cpu in ("AMD EPYC, 2 cores", "Intel(R) Xeon(R) Processor, 2 cores"):
-        document = {"environment": {**ENVIRONMENT, "cpu": cpu}, "rows": {"ppma_tiny/paper/train-8": {"over_plain": 1.8}}}
+        rows = {"ppma_tiny/paper/train-8": {"over_plain": 1.8}}
         files.append(tmp_path / f"{len(files)}.json")
-        files[-1].write_text(json.dumps(document))
+        files[-1].write_text(json.dumps({"environment": {**ENVIRONMENT, "cpu": cpu}, "rows": rows}))
     assert main(["bench", "render", *map(str, files)]) == 0
     printed = capsys.readouterr().out
     assert "|  | target | AMD, AVX-512 | Intel, AVX-512 |" in printed

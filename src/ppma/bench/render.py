@@ -107,10 +107,7 @@ def _described(heading: str, environment: Mapping[str, Any]) -> str:
     how = ""
     if environment.get("emulated"):
         how = f", on a CPU with more by `{environment['emulated']}`"
-    return (
-        f"{heading}: {environment['cpu']}, {environment['threads']} threads, "
-        f"torch {environment['torch']}{how}."
-    )
+    return f"{heading}: {environment['cpu']}, {environment['threads']} threads, torch {environment['torch']}{how}."
 
 
 def _value(rows: Mapping[str, Result], name: str, key: str) -> str:
