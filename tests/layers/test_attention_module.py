@@ -4,7 +4,7 @@ import torch
 from ppma import masks
 from ppma.layers import PolylineAttention, rotary_table
 from ppma.ops import reference
-from ppma.ops.backends.pytorch.block import rotate
+from ppma.ops.projection_formula import rotate
 
 CPU = torch.device("cpu")
 COMBINE = {"paper": "hadamard", "release": "logit"}

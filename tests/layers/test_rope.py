@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ppma.layers import rotary_table
-from ppma.ops.backends.pytorch.block import rotate
+from ppma.ops.projection_formula import rotate
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from ppma.layers import PolylineBlock
+from ppma.layers import PolylineBlock, attention
 from ppma.layers import convolution as layers
 from ppma.layers.convolution import apply_linear, trains
 from ppma.ops.backends import excluding
+from ppma.ops.projection import project
 
 pytestmark = pytest.mark.native
 
@@ -62,6 +63,41 @@ def test_hooks_see_every_call(name):
     assert all(output.shape[:1] == x.shape[:1] and not torch.equal(output, results[0]) for output in seen)
     for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_projection_is_one_operator(monkeypatch):
+    """Unless somebody follows the calls of the decay head or of the projection."""
+    calls, model, x = [], block(), torch.randn(4, 17, 16, 32)
+    monkeypatch.setattr(
+        attention, "project", lambda *arguments, **options: calls.append(arguments) or project(*arguments, **options)
+    )
+    expected, _ = step(copy.deepcopy(model), x)
+    assert len(calls) == 1
+    for name in ("decay", "qkv"):
+        hooked = copy.deepcopy(model)
+        hooked.attn.get_submodule(name).register_forward_hook(lambda *_: None)
+        results, _ = step(hooked, x)
+        for ours, theirs in zip(results, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("mask", ["none", "rmt", "shared", "2d"])
+@pytest.mark.parametrize("formulation", ["paper", "release"])
+def test_projection_as_composed(mask, formulation):
+    """Without log-decays, with one and with two, and with padding."""
+    model, x = block(0.0, mask=mask, formulation=formulation), torch.randn(4, 17, 16, 32)
+    valid = torch.arange(16).expand(4, 17, 16) < torch.tensor([16, 9, 1, 12])[:, None, None]
+    for padding in (None, valid):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            leaves = x.to(dtype).clone().requires_grad_()
+            here = copy.deepcopy(model).to(dtype)
+            out = here(leaves, valid=padding)
+            (out if padding is None else out[padding]).square().mean().backward()
+            found.append([leaves.grad, *(parameter.grad for parameter in here.parameters())])
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
 def test_layer_scale_is_applied():

@@ -181,6 +181,18 @@ def test_rotary_split_accuracy(heads, d):
     assert_accurate(split, split, [packed], roundings=4)
 
 
+def test_rotary_split_second_derivatives():
+    """Through the gradient of the kernel, which is linear in what it is given."""
+    angle = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        packed = torch.linspace(-2.0, 2.0, 5 * 48, dtype=dtype).view(1, 5, 48).requires_grad_()
+        q, k, v = rotary.rotary_split(packed, 2, angle.cos().to(dtype), angle.sin().to(dtype))
+        (slope,) = torch.autograd.grad((q * k * v).sum(), packed, create_graph=True)
+        found += torch.autograd.grad(slope.square().sum(), packed)
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
+
+
 def test_rotary_split_pairs():
     """In complex numbers: (x[2m] + i x[2m+1]) times exp(i angle)."""
     packed = torch.randn(1, 4, 3 * 8)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ppma import masks
 from ppma.layers.constants import cached_constant
-from ppma.layers.convolution import DepthwiseConv, apply_linear, linear, trains
+from ppma.layers.convolution import DepthwiseConv, apply_linear, linear, trains, unhooked
 from ppma.layers.decay import DECAYS, Start, check_start
 from ppma.layers.factors import FACTORS
 from ppma.layers.rope import rotary_table
@@ -17,6 +17,7 @@ from ppma.masks import PrefixedMask, StructuredMask
 from ppma.ops import backends, checks
 from ppma.ops.options import BackendName, Combine
 from ppma.ops.padding import zero_invalid
+from ppma.ops.projection import project
 from ppma.ops.rotary import rotary_split
 from ppma.ops.trained_linear import trained_linear
 
@@ -52,6 +53,7 @@ class AttentionInputs(NamedTuple):
         mask: over the same tokens.
         grid: (H, W).
         prefix: number of tokens before the grid.
+        values: v for another reader than the attention.
         valid: boolean (B, H, W), or (B, 1, prefix + H*W), of the keys that take part; None if all do.
     """
 
@@ -61,6 +63,7 @@ class AttentionInputs(NamedTuple):
     mask: StructuredMask
     grid: tuple[int, int]
     prefix: int
+    values: Tensor
     valid: Tensor | None = None
 
 
@@ -243,14 +246,15 @@ class PolylineAttention(nn.Module):
         valid: Tensor | None,
     ) -> Tensor:
         """Everything but the projection, (B, tokens, dim); arguments as in `forward`."""
-        q, k, v, mask, (H, W), prefix, valid = self.inputs(x, grid, rotary, valid)
+        q, k, v, mask, (H, W), prefix, values, valid = self.inputs(x, grid, rotary, valid)
         combine = FORMULATIONS[self.formulation].combine
-        v = zero_invalid(v, valid)
+        if valid is not None:
+            values = v = zero_invalid(v, valid)
         out = attend(self.kind, mask, q, k, v, combine=combine, valid=valid, backend=self.backend)
 
         out = out.movedim(1, -2).flatten(1, 2).flatten(-2)  # (B, tokens, dim)
         if self.local is not None:
-            values = v.movedim(1, -2).flatten(1, 2).flatten(-2)
+            values = values.movedim(1, -2).flatten(1, 2).flatten(-2)
             on_grid = (t[:, prefix:].unflatten(1, (H, W)) for t in (values, out))
             local = self.local.add(*on_grid).flatten(1, 2)
             out = torch.cat((out[:, :prefix], local), 1) if prefix else local
@@ -265,6 +269,8 @@ class PolylineAttention(nn.Module):
     ) -> AttentionInputs:
         """The inputs of the attention; arguments as in `forward`."""
         tokens, (H, W), prefix = self._as_tokens(x, grid)
+        if not prefix and self._projects(tokens):
+            return self._projected(tokens, (H, W), rotary, valid)
         on_grid = tokens[:, prefix:].unflatten(1, (H, W))
         if self.decay is None or prefix:
             mask = self.structured_mask(on_grid)
@@ -289,7 +295,27 @@ class PolylineAttention(nn.Module):
             mask, shape = PrefixedMask(mask, prefix, (H, W)), (1, tokens.shape[1])
             valid = None if valid is None else F.pad(valid.flatten(-2), (prefix, 0), value=True).unsqueeze(-2)
         q, k, v = (t.unflatten(1, shape).movedim(-2, 1) for t in (q, k, v))
-        return AttentionInputs(q, k, v, mask, (H, W), prefix, valid)
+        return AttentionInputs(q, k, v, mask, (H, W), prefix, v, valid)
+
+    def _projects(self, x: Tensor) -> bool:
+        """Whether `_projected` has kernels for x and nobody would miss the calls of `qkv` and `decay`."""
+        return self.rope and (self.decay is None or unhooked(self.decay)) and trains(self.qkv, x, self.backend)
+
+    def _projected(
+        self, x: Tensor, grid: tuple[int, int], rotary: tuple[Tensor, Tensor] | None, valid: Tensor | None
+    ) -> AttentionInputs:
+        """`inputs` of tokens (B, H * W, dim) in training."""
+        if valid is not None:
+            checks.valid(valid, x.shape[:1], grid, x.device)
+        rotary = rotary_table(*grid, self.head_dim, x.device) if rotary is None else rotary
+        decay = None if self.decay is None else (self.decay.weight, *self.decay.terms())
+        bias = x.new_zeros(len(self.qkv.weight)) if self.qkv.bias is None else self.qkv.bias
+        projected = project(x, self.qkv.weight, bias, self.heads, rotary, decay, backend=self.backend)
+        q, k, v, values = (t.unflatten(1, grid).movedim(-2, 1) for t in projected[:4])
+        log_decays = tuple(log_decay.unflatten(-1, grid) for log_decay in projected.log_decays)
+        if len(log_decays) == 1:
+            log_decays *= 2
+        return AttentionInputs(q, k, v, self.mask_of(log_decays, grid, x.device), grid, 0, values, valid)
 
     def _as_tokens(self, x: Tensor, grid: tuple[int, int] | None) -> tuple[Tensor, tuple[int, int], int]:
         """The tokens (B, N, dim), their grid, and the number of tokens before it."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ppma.layers.attention import FORMULATIONS, PolylineAttention, attend
 from ppma.layers.block import PolylineBlock, zero_invalid_tokens
 from ppma.layers.convolution import DepthwiseConv, unhooked
-from ppma.layers.decay import DecayHead
 from ppma.layers.rope import rotary_table
 from ppma.masks import PolylineMask
 from ppma.ops import backends
@@ -22,6 +21,7 @@ from ppma.ops.backends.contract import (
     LinearWeights,
 )
 from ppma.ops.choice import fastest, rounded_down
+from ppma.ops.decay_formula import as_matrix
 from ppma.ops.fused_conv import fused_conv, runs_packed
 from ppma.ops.fused_linear import fused_linear
 from ppma.ops.layout import compute_dtype
@@ -211,7 +211,7 @@ class FusedBlock(nn.Module):
         weight: Tensor = attn.qkv.weight
         bias: Tensor = attn.qkv.bias
         if attn.decay is not None:
-            rows = _block_diagonal(attn.decay)
+            rows = as_matrix(attn.decay.weight, attn.heads)
             weight, bias = torch.cat((weight, rows)), torch.cat((bias, bias.new_zeros(len(rows))))
         self.position, self.mix = block.position, ffn.local
         self.qkv = FusedLinear(weight, bias, block.attn_norm)
@@ -363,12 +363,3 @@ def _conv_weights(conv: DepthwiseConv | None) -> ConvWeights:
     assert conv is not None
     assert conv.bias is not None
     return ConvWeights(conv.weight, conv.bias)
-
-
-def _block_diagonal(decay: DecayHead) -> Tensor:
-    """The decay head's map of each head's slice as one matrix, (heads * outputs, dim)."""
-    outputs, size = decay.weight.shape
-    rows = decay.weight.new_zeros(decay.heads, outputs, decay.heads, size)
-    for head in range(decay.heads):
-        rows[head, :, head] = decay.weight
-    return rows.flatten(2).flatten(0, 1)

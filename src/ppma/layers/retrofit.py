@@ -142,7 +142,7 @@ class RetrofitAttention(nn.Module):
         if self.prefix:
             mask, shape = PrefixedMask(mask, self.prefix, grid), (1, N)
         q, k, v = (tokens.unflatten(-2, shape) for tokens in (q, k, v))
-        return AttentionInputs(q, k, v, mask, grid, self.prefix)
+        return AttentionInputs(q, k, v, mask, grid, self.prefix, v)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, (B, heads, N, head_dim) each."""

@@ -20,6 +20,19 @@ def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, sof
         return x, *log_decays.movedim(-2, 1).unbind(-1)
 
 
+def as_matrix(weight: Tensor, heads: int) -> Tensor:
+    """The map (outputs, d) of each head's slice of a token as one matrix, (heads * outputs, heads * d)."""
+    outputs, d = weight.shape
+    rows = weight.new_zeros(heads, outputs, heads, d)
+    rows.diagonal(dim1=0, dim2=2).copy_(weight[..., None].expand(-1, -1, heads))
+    return rows.view(heads * outputs, heads * d)
+
+
+def of_slices(matrix: Tensor, heads: int) -> Tensor:
+    """The gradient of `weight` from that of `as_matrix(weight, heads)`."""
+    return matrix.view(heads, len(matrix) // heads, heads, -1).diagonal(dim1=0, dim2=2).sum(-1)
+
+
 def log_decays_of(logits: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> Tensor:
     """`-rate * act(logits + bias)` of logits (..., heads, outputs)."""
     shifted = logits + bias

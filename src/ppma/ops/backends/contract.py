@@ -230,6 +230,21 @@ class Backend(Protocol):
         """Rotated q and k, and v (B, N, heads, d), of a packed (B, N, 3 * heads * d); differentiable by itself."""
 
     @staticmethod
+    def project(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        decay_weight: Tensor | None,
+        decay_bias: Tensor | None,
+        rate: Tensor | None,
+        softplus: bool,
+    ) -> tuple[Tensor, ...]:
+        """q, k, v, v again and the log-decays of `ppma.ops.projection.project`; differentiable by itself."""
+
+    @staticmethod
     def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:
         """The tokens x and what `ppma.ops.decay_head.decay_head` returns; differentiable by itself."""
 

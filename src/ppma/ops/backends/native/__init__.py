@@ -12,6 +12,7 @@ from ppma.ops.backends.native.fused_conv import fused_conv
 from ppma.ops.backends.native.fused_layers import fused_layers
 from ppma.ops.backends.native.fused_linear import fused_linear
 from ppma.ops.backends.native.linear import linear_attention, linear_attention_backward
+from ppma.ops.backends.native.projection import project
 from ppma.ops.backends.native.rotary import rotary_split
 from ppma.ops.backends.native.scan import polyline_scan, polyline_scan_backward
 from ppma.ops.backends.native.trained_linear import trained_linear
@@ -32,6 +33,7 @@ __all__ = [
     "polyline_attention_backward",
     "polyline_scan",
     "polyline_scan_backward",
+    "project",
     "rotary_split",
     "trained_linear",
     "unsupported_reason",

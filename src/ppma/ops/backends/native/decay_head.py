@@ -1,7 +1,6 @@
 """Decay heads: from the channels of a token to the log-decays of every head: csrc/decay_head.cpp."""
 
 import struct
-from collections.abc import Sequence
 from ctypes import c_void_p
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native import library
+from ppma.ops.backends.native.composed import composed_gradients
 from ppma.ops.backends.native.library import Kernel, contiguous_address, view
 from ppma.ops.decay_formula import decay_head as composed
 from ppma.ops.watching import observed
@@ -68,7 +68,8 @@ class _DecayHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, rate = ctx.saved_tensors
         if torch.is_grad_enabled():  # the kernel has no gradient of its own
-            return *_composed_gradients(grads, (x, weight, bias, rate), ctx.softplus), None
+            inputs = (x, weight, bias, rate, ctx.softplus)
+            return composed_gradients(lambda x, *others: composed(x.view_as(x), *others), inputs, grads)
         add, *of_outputs = grads
         if all(grad is None for grad in of_outputs):
             return add, None, None, None, None
@@ -87,22 +88,6 @@ class _DecayHead(torch.autograd.Function):
             + _GRADIENTS.pack(*addresses, 0 if of_rate is None else contiguous_address(of_rate, of_rate.shape)),
         )
         return of_x, of_weight, of_bias, of_rate, None
-
-
-def _composed_gradients(
-    grads: Sequence[Tensor | None], inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], softplus: bool
-) -> list[Tensor | None]:
-    """Gradients of the inputs that can be differentiated again."""
-    x, weight, bias, rate = inputs
-    outputs = composed(x.view_as(x), weight, bias, rate, softplus)
-    known = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
-    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            [out for out, _ in known], wanted, [grad for _, grad in known], create_graph=True, allow_unused=True
-        )
-    )
-    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
 
 
 def decay_head(x: Tensor, weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> tuple[Tensor, ...]:

@@ -12,7 +12,8 @@ from ppma.ops.backends.native import library
 from ppma.ops.backends.native.library import Kernel, address, contiguous_address
 
 _PARAMS = struct.Struct("PqPPPqPqqqqfPPqqqi")  # PackedLinearParams of csrc/packed_linear.h
-_kernel = Kernel("ppma_packed_linear", c_void_p)
+_DECAYS = struct.Struct("PPPPPqi")  # DecayColumns there
+_kernel = Kernel("ppma_packed_linear", c_void_p, c_void_p)
 _pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_float, c_void_p, c_int)
 
 
@@ -100,10 +101,16 @@ def run(
     norm_eps: float | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     rotated: int = 0,
+    decays: bytes | None = None,
 ) -> None:
-    """The product with a packed weight, to `out`, (rows, outputs), contiguous; other arguments as in `fused_linear`."""
+    """The product with a packed weight, to `out`, (rows, outputs), whose rows may lie apart.
+
+    Other arguments as in `fused_linear`; `decays` from `decay_columns` needs `rotary`, by which images are told apart.
+    """
     (rows, inputs), outputs = x.shape, out.shape[1]
     x = x if x.stride(1) == 1 else x.contiguous()
+    if out.stride(1) != 1:
+        raise ValueError(f"native kernels: expected a result with rows of unit stride, got strides {out.stride()}")
     if residual is not None and residual.stride(1) != 1:
         residual = residual.contiguous()
     cosine = sine = tokens = head_dim = 0
@@ -123,8 +130,8 @@ def run(
         0 if bias is None else contiguous_address(bias, (outputs,)),
         0 if residual is None else address(residual, (rows, outputs)),
         0 if residual is None else residual.stride(0),
-        contiguous_address(out, (rows, outputs)),
-        outputs,
+        address(out, (rows, outputs)),
+        out.stride(0),
         rows,
         inputs,
         outputs,
@@ -136,4 +143,28 @@ def run(
         max(1, tokens),
         library.threads(),
     )
-    _kernel(params)
+    _kernel(params, decays)
+
+
+def decay_columns(
+    packed: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool, out: Tensor, logits: Tensor
+) -> bytes:
+    """Log-decays that `run` also computes of its rows; the tensors must stay alive until then.
+
+    Args:
+        packed: the packed weight, of (heads * outputs, inputs).
+        bias: (heads, outputs).
+        rate: (heads, outputs), or None for 1.
+        softplus: the activation is softplus instead of ReLU.
+        out: (B, heads, outputs, N), takes the log-decays.
+        logits: like out, takes the logits.
+    """
+    return _DECAYS.pack(
+        contiguous_address(packed, packed.shape),
+        contiguous_address(bias, out.shape[1:3]),
+        0 if rate is None else contiguous_address(rate, out.shape[1:3]),
+        contiguous_address(out, out.shape),
+        contiguous_address(logits, out.shape),
+        bias.numel(),
+        softplus,
+    )

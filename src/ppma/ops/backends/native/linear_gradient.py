@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.fused_linear import pack, run
-from ppma.ops.backends.native.library import Kernel, contiguous_address
+from ppma.ops.backends.native.library import Kernel, address, contiguous_address
+from ppma.ops.backends.native.params import unit_stride
 
-_PARAMS = struct.Struct("PPP4qPPfi")  # Params of csrc/linear_gradient.cpp
+_PARAMS = struct.Struct("PPP5qPPfi")  # Params of csrc/linear_gradient.cpp
 _kernel = Kernel("ppma_linear_gradient", c_void_p)
 
 
@@ -54,7 +55,7 @@ def weight_gradients(grad: Tensor, x: Tensor, counts: Sequence[float], scale: fl
     """Gradients of weight and bias, `scale * grad^T x` and `scale * sum(grad)` over the images that count.
 
     Args:
-        grad: (rows, outputs).
+        grad: (rows, outputs), whose rows may lie apart.
         x: (rows, inputs).
         counts: what each image counts, 0 or `scale`.
         scale: a common factor.
@@ -70,17 +71,18 @@ def weight_gradients(grad: Tensor, x: Tensor, counts: Sequence[float], scale: fl
     kept = [image for image, count in enumerate(counts) if count]
     if not kept or not rows:
         return of_weight.zero_(), of_bias.zero_()
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x = unit_stride(grad), x.contiguous()
     images = (c_int64 * len(kept))(*kept)
     _kernel(
         _PARAMS.pack(
             contiguous_address(x, (rows, inputs)),
-            contiguous_address(grad, (rows, outputs)),
+            address(grad, (rows, outputs)),
             addressof(images),
             len(kept),
             rows // len(counts),
             inputs,
             outputs,
+            grad.stride(0),
             contiguous_address(of_weight, (outputs, inputs)),
             contiguous_address(of_bias, (outputs,)),
             scale,

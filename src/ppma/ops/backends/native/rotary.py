@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ppma.ops.backends.native.library import Kernel, contiguous_address, threads, view
+from ppma.ops.projection_formula import rotate
 
 _kernel = Kernel("ppma_rotary", *(c_void_p,) * 4, POINTER(c_int64), c_float, c_int)
 
@@ -62,6 +63,10 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         *shape, dim = grads[0].shape
+        if torch.is_grad_enabled():  # the kernel has no gradient of its own
+            angles = cos[:, None, ::2], -sin[:, None, ::2]
+            of_qk = (rotate(grad.unflatten(-1, (-1, cos.shape[-1])), *angles).flatten(-2) for grad in grads[:2])
+            return torch.cat((*of_qk, grads[2]), -1), None, None, None
         packed = torch.empty(*shape, 3 * dim, dtype=grads[0].dtype, device=grads[0].device)
         q, k, v = packed.chunk(3, -1)
         for grad, part in zip(grads, (q, k), strict=False):

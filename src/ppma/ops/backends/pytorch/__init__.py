@@ -9,13 +9,13 @@ from ppma.ops.backends.pytorch.block import (
     depthwise_linear,
     fused_conv,
     fused_linear,
-    rotary_split,
     trained_linear,
 )
 from ppma.ops.backends.pytorch.criss_cross import criss_cross_attention, criss_cross_attention_backward
 from ppma.ops.backends.pytorch.linear import linear_attention, linear_attention_backward
 from ppma.ops.backends.pytorch.scan import polyline_scan, polyline_scan_backward
 from ppma.ops.decay_formula import decay_head
+from ppma.ops.projection_formula import project, rotary_split
 
 __all__ = [
     "conv3x3",
@@ -32,6 +32,7 @@ __all__ = [
     "polyline_attention_backward",
     "polyline_scan",
     "polyline_scan_backward",
+    "project",
     "rotary_split",
     "trained_linear",
     "unsupported_reason",

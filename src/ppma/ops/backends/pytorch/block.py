@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppma.ops.layout import compute_dtype
+from ppma.ops.projection_formula import rotate
 
 
 def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
@@ -45,16 +45,6 @@ def trained_linear(
     return out if residual is None else residual + out
 
 
-def rotary_split(
-    packed: Tensor, heads: int, cos: Tensor, sin: Tensor, overwrite: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated q and k, and v; see `ppma.ops.rotary.rotary_split`."""
-    # Not slices, whose gradients would each fill a packed tensor with zeros.
-    both, v = packed.unflatten(-1, (3, heads, -1)).split((2, 1), 2)
-    q, k = rotate(both, cos[:, None, None], sin[:, None, None]).unbind(2)
-    return q, k, v.squeeze(2)
-
-
 def fused_linear(
     x: Tensor,
     weight: Tensor,
@@ -79,10 +69,3 @@ def fused_conv(x: Tensor, weight: Tensor, bias: Tensor, stride: int, gelu: bool,
     """`act(conv(x) + bias)`; see `ppma.ops.fused_conv.fused_conv`."""
     out = conv3x3(x, weight, bias, stride)
     return F.gelu(out) if gelu else out
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the channel pairs of x (..., d); computed in float32 or float64, returned in the dtype of x."""
-    even, odd = x.to(compute_dtype(x.dtype)).unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
-    return rotated.flatten(-2).to(x.dtype)

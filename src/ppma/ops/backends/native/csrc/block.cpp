@@ -62,8 +62,8 @@ class Block {
     qkv.norm_eps = params_.attn_eps;
     qkv.cosine = params_.cosine, qkv.sine = params_.sine;
     qkv.rotated = 2 * dim, qkv.head_dim = dim / params_.heads, qkv.tokens = grid_;
-    DecayColumns decays{params_.decay, params_.decay_bias, params_.decay_rate, space_.log_decays,
-                        params_.heads * params_.decays, params_.softplus != 0};
+    DecayColumns decays{params_.decay, params_.decay_bias, params_.decay_rate, space_.log_decays, nullptr,
+                        params_.heads * params_.decays, params_.softplus};
     if (packed_linear(qkv, &decays)) return 1;
     if (attend()) return 1;
     // The values' convolution adds to the attention's result, in place.

@@ -21,10 +21,10 @@ namespace {
 // Mirrors `_PARAMS` of linear_gradient.py. An image is `tokens` rows.
 struct Params {
   const float* x;       // (rows, inputs), contiguous
-  const float* grad;    // (rows, outputs), contiguous
+  const float* grad;    // (rows, outputs), rows grad_stride apart
   const int64_t* kept;  // the images that count, ascending
   int64_t images;       // how many they are, at least one
-  int64_t tokens, inputs, outputs;
+  int64_t tokens, inputs, outputs, grad_stride;
   float* grad_weight;  // (outputs, inputs)
   float* grad_bias;    // (outputs)
   float scale;         // multiplies both
@@ -226,7 +226,7 @@ class Task {
       // A few rows at a time: their lines are still in the first-level cache when the next tile needs the rest of them, and
       // what is written follows one another.
       for (int64_t done = 0; done < count; done += kCopiedRows) {
-        const float* from = params_.grad + (place + done) * params_.outputs + first_output_;
+        const float* from = params_.grad + (place + done) * params_.grad_stride + first_output_;
         copy_rows(from, std::min(kCopiedRows, count - done), copies.grad + (row + done) * kTileRows);
         add_rows(from, std::min(kCopiedRows, count - done), copies.bias);
       }
@@ -238,28 +238,28 @@ class Task {
     // A fixed number, more than a tile has, takes few instructions; the next row overwrites the surplus.
     for (; o + kCopied <= outputs_; o += tiled_.rows(tile++), to += kTileFloats)
       for (int64_t row = 0; row < rows; ++row)
-        std::memcpy(to + row * kTileRows, from + row * params_.outputs + o, sizeof(float) * kCopied);
+        std::memcpy(to + row * kTileRows, from + row * params_.grad_stride + o, sizeof(float) * kCopied);
     for (; o < outputs_; o += tiled_.rows(tile++), to += kTileFloats)
       for (int64_t row = 0; row < rows; ++row)
-        std::copy_n(from + row * params_.outputs + o, tiled_.rows(tile), to + row * kTileRows);
+        std::copy_n(from + row * params_.grad_stride + o, tiled_.rows(tile), to + row * kTileRows);
   }
 
   void add_rows(const float* from, int64_t rows, float* sums) const {
     int64_t o = 0;
     for (; o + kLanes <= outputs_; o += kLanes) {
       Vec sum = load(sums + o);
-      for (int64_t row = 0; row < rows; ++row) sum += load(from + row * params_.outputs + o);
+      for (int64_t row = 0; row < rows; ++row) sum += load(from + row * params_.grad_stride + o);
       store(sums + o, sum);
     }
     for (; o < outputs_; ++o)
-      for (int64_t row = 0; row < rows; ++row) sums[o] += from[row * params_.outputs + o];
+      for (int64_t row = 0; row < rows; ++row) sums[o] += from[row * params_.grad_stride + o];
   }
 
   void multiply(int64_t begin, int64_t end, const Copies& copies, bool add) const {
     const int64_t inputs = params_.inputs, rows = end - begin;
     NextRows next;
     if (end < end_) {
-      next.add(params_.grad + place(end) * params_.outputs + first_output_, params_.outputs, outputs_);
+      next.add(params_.grad + place(end) * params_.grad_stride + first_output_, params_.grad_stride, outputs_);
       next.add(params_.x + place(end) * inputs + first_input_, inputs, last_input_ - first_input_);
     }
     for (int64_t input = first_input_; input < last_input_; input += kPanel) {

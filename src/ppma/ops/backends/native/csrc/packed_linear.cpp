@@ -13,6 +13,7 @@
 #include "packed_tile.h"
 #include "parallel.h"
 #include "product.h"
+#include "rotary.h"
 #include "simd.h"
 
 using namespace ppma;
@@ -21,31 +22,6 @@ namespace {
 
 constexpr int64_t kBlockTiles = 16;
 constexpr int64_t kPartRuns = 24;  // of a panel at a time
-
-// Rotates columns [column, column + kPanel) of rows [row, row + rows), or as many of these columns as are rotated. They are
-// whole vectors, each of which may hold several heads or a part of one: head_dim is a divisor or a multiple of kLanes.
-void rotate(const PackedLinearParams& params, int64_t row, int64_t rows, int64_t column) {
-  const int64_t pairs = params.head_dim / 2, count = std::min(kPanel, params.rotated - column);
-  const IntVec odd = (lane_index() & 1) != 0, swap = lane_index() ^ 1, pair_of = lane_index() / 2;
-  int64_t at[kPanelVectors] = {};  // the first pair of each vector
-  for (int v = 0; v < kPanelVectors; ++v) at[v] = (column + v * kLanes) % params.head_dim / 2;
-  // One number of a table for each pair of channels.
-  auto table = [&](const float* from) {
-    if (pairs >= kLanes / 2) return shuffle(load_part(from, kLanes / 2), pair_of);
-    Vec repeated;
-    for (int lane = 0; lane < kLanes; ++lane) repeated[lane] = from[lane / 2 % pairs];
-    return repeated;
-  };
-  float* out = params.out + row * params.out_stride + column;
-  for (int64_t r = 0, token = row % params.tokens; r < rows; ++r, out += params.out_stride) {
-    for (int v = 0; v * kLanes < count; ++v) {
-      Vec x = load(out + v * kLanes), sines = table(params.sine + token * pairs + at[v]);
-      Vec cosines = table(params.cosine + token * pairs + at[v]);
-      store(out + v * kLanes, x * cosines + shuffle(x, swap) * select(odd, sines, -sines));
-    }
-    if (++token == params.tokens) token = 0;
-  }
-}
 
 // The sum of `first` and of value(c) for the vectors at c in [0, whole).
 template <class Value>
@@ -112,6 +88,7 @@ void activate(const PackedLinearParams& params, const DecayColumns& decays, cons
         const int lanes = static_cast<int>(std::min<int64_t>(kLanes, run - t));
         Vec logits = load_lanes(from + t, lanes) + decays.bias[c];
         store_lanes(to + t, -rate * decay_activation(logits, decays.softplus).value, lanes);
+        if (decays.logits) store_lanes(decays.logits + (to - decays.out) + t, logits, lanes);
       }
     }
   }
@@ -175,6 +152,7 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
   int64_t groups = std::clamp<int64_t>(4 * params.threads / std::max<int64_t>(blocks, 1), 1, panels);
   if (params.threads == 1) groups = 1;
   int64_t count = decays ? decays->count : 0;
+  const Rotation rotation{params.cosine, params.sine, params.rotated, params.head_dim, params.tokens};
   std::atomic<bool> failed{false};
   parallel_for(blocks * groups, params.threads, [&](int64_t task) {
     int64_t block = task / groups, group = task % groups;
@@ -208,7 +186,8 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
           product.start_stride = params.residual_stride;
         }
         run_panel(product, rows, params.outputs - column);
-        if (end == params.inputs && column < params.rotated) rotate(params, first, rows, column);
+        if (end == params.inputs && column < params.rotated)
+          rotate<kPanelVectors>(rotation, params.out + first * params.out_stride, params.out_stride, first, rows, column);
       }
       if (group + 1 < groups) continue;
       for (int64_t column = 0; column < count; column += kPanel) {
@@ -225,4 +204,6 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
   return failed;
 }
 
-PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* params) { return packed_linear(*params, nullptr); }
+PPMA_EXPORT int ppma_packed_linear(const PackedLinearParams* params, const DecayColumns* decays) {
+  return packed_linear(*params, decays);
+}

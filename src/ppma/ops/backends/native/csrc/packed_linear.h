@@ -24,13 +24,16 @@ struct PackedLinearParams {
   int threads;
 };
 
-// Log-decays that are computed of the same rows: -rate * activation(normalise(x) W^T + bias).
+// Log-decays that are computed of the same rows: -rate * activation(logits), with logits normalise(x) W^T + bias.
+//
+// Mirrors `_DECAYS` of fused_linear.py.
 struct DecayColumns {
   const float* packed;       // from ppma_pack_linear
   const float *bias, *rate;  // (count); no rate is 1
   float* out;                // (rows / tokens, count, tokens)
+  float* logits;             // like out; null where they are not wanted
   int64_t count;
-  bool softplus;  // else ReLU
+  int32_t softplus;  // else ReLU
 };
 
 // `decays` may be null.
