@@ -19,7 +19,9 @@ PPMA_EXPORT int ppma_criss_cross_attention(const AttentionParams* params, const 
 
 namespace {
 
-constexpr int64_t kGroupTokens = 4096;  // of the images that go through the block together
+// Of the images that go through the blocks together, with all threads and with one.
+constexpr int64_t kGroupTokens = 4096, kTokensOfThread = 256;
+constexpr int64_t kMostTokensOfThread = 1 << 14;  // in larger images threads share the memory between the steps
 
 // From token to token, an odd number of cache lines: tokens of a column would otherwise meet in a few sets of a cache.
 int64_t spread(int64_t channels) { return ((channels + kCacheLine - 1) / kCacheLine | 1) * kCacheLine; }
@@ -44,8 +46,9 @@ struct Workspace {
 
 class Block {
  public:
-  Block(const BlockParams& params, int64_t first, int64_t images, float* memory)
+  Block(const BlockParams& params, int64_t first, int64_t images, int threads, float* memory)
       : params_(params),
+        threads_(threads),
         images_(images),
         grid_(params.height * params.width),
         tokens_(images * grid_),
@@ -105,7 +108,7 @@ class Block {
                 int64_t kernel, bool gelu) const {
     View from = channels(x, pixel), plus = channels(base, count), to = channels(out, count);
     int64_t sizes[4] = {images_, params_.height, params_.width, count};
-    return ppma_depthwise_conv(&from, weight, bias, base ? &plus : nullptr, &to, sizes, kernel, gelu, params_.threads);
+    return ppma_depthwise_conv(&from, weight, bias, base ? &plus : nullptr, &to, sizes, kernel, gelu, threads_);
   }
 
   PackedLinearParams linear(const float* x, int64_t inputs, const float* packed, const float* bias, const float* residual,
@@ -115,7 +118,7 @@ class Block {
     linear.packed = packed, linear.bias = bias;
     linear.residual = residual, linear.residual_stride = outputs;
     linear.out = out, linear.out_stride = outputs, linear.outputs = outputs;
-    linear.rows = tokens_, linear.norm_eps = -1.0f, linear.tokens = 1, linear.threads = params_.threads;
+    linear.rows = tokens_, linear.norm_eps = -1.0f, linear.tokens = 1, linear.threads = threads_;
     return linear;
   }
 
@@ -138,13 +141,14 @@ class Block {
     attention.d = attention.dv = head_dim;
     attention.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     attention.logit = params_.logit, attention.v2h = params_.v2h, attention.h2v = params_.h2v;
-    attention.threads = params_.threads;
+    attention.threads = threads_;
     View out = heads(space_.attended, dim, head_dim);
     return params_.full ? ppma_polyline_attention(&attention, &out, nullptr, nullptr)
                         : ppma_criss_cross_attention(&attention, &out);
   }
 
   const BlockParams& params_;
+  const int threads_;
   const int64_t images_, grid_, tokens_;
   float *const x_, *const out_;
   const Workspace space_;
@@ -153,17 +157,17 @@ class Block {
 }  // namespace
 
 int ppma::run_blocks(const BlockParams* blocks, int64_t count) {
-  const int64_t batch = blocks->batch, grid = blocks->height * blocks->width;
-  const int64_t group = std::min(batch, std::max<int64_t>(1, kGroupTokens / grid));
-  if (group == 0) return 0;
-  int64_t floats = 0;
-  for (int64_t b = 0; b < count; ++b) floats = std::max(floats, floats_of<Workspace>(blocks[b], group));
-  float* memory = Scratch::floats<2>(floats);
-  if (!memory) return 1;
-  int failed = 0;
-  for (int64_t first = 0; first < batch && !failed; first += group)
-    for (int64_t b = 0; b < count && !failed; ++b)
-      failed = Block(blocks[b], first, std::min(group, batch - first), memory).run();
-  Scratch::trim<2>();
-  return failed;
+  const int64_t grid = blocks->height * blocks->width;
+  auto images_of = [&](int64_t tokens) { return std::max<int64_t>(1, tokens / grid); };
+  auto run = [&](int64_t first, int64_t images, int threads) {
+    int64_t floats = 0;
+    for (int64_t b = 0; b < count; ++b) floats = std::max(floats, floats_of<Workspace>(blocks[b], images));
+    float* memory = Scratch::floats<2>(floats);
+    int failed = !memory;
+    for (int64_t b = 0; b < count && !failed; ++b) failed = Block(blocks[b], first, images, threads, memory).run();
+    Scratch::trim<2>();
+    return failed;
+  };
+  const int64_t alone = grid <= kMostTokensOfThread ? images_of(kTokensOfThread) : 0;
+  return for_images(blocks->batch, blocks->threads, alone, images_of(kGroupTokens), run);
 }

@@ -72,7 +72,7 @@ void forward(const AttentionParams& params, const View& out, int64_t task, Team 
   auto row_scale = [&](int64_t i) { return head.keeps_maps ? head.row_scales + i * padded(params.width) : own.row_scale; };
   const Tokens nothing{nullptr, 0};
   auto map_of = [&](const Line& line, float* map, float* scale) {
-    Line next = line_at(line.row, line.index + team.size);
+    Line next = line_at(line.row, line.index + 1);
     prefetch(next, params.q, params.d);
     prefetch(next, params.k, params.d);
     line_map<kLogit>(line, own.line, map, scale);

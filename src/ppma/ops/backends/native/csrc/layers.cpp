@@ -13,7 +13,8 @@ PPMA_EXPORT int ppma_winograd_conv(const PackedConvParams* params);
 
 namespace {
 
-constexpr int64_t kGroupFloats = 1 << 18;  // for each thread, of what one convolution leaves to the next
+// Of what one convolution leaves to the next, for each thread.
+constexpr int64_t kGroupFloats = 1 << 18, kMostFloatsOfThread = 1 << 22;
 
 // Mirrors fused_layers.py.
 enum Kind : uint8_t { kBlock, kConv, kWinogradConv };
@@ -25,26 +26,29 @@ static_assert(sizeof(BlockParams) % 8 == 0 && sizeof(PackedConvParams) % 8 == 0,
 // only the last an out. A few images at a time pass all of them, through the scratch memory that blocks use too, so a batch
 // needs no more memory than that.
 int run_convs(const uint8_t* kinds, const PackedConvParams* convs, int64_t count) {
-  const int64_t batch = convs->batch;
-  if (batch == 0) return 0;
   int64_t largest = 0;  // of the results of an image between two convolutions
   for (int64_t c = 0; c < count - 1; ++c) largest = std::max(largest, (convs[c].image_floats() + 15) / 16 * 16);
-  const int64_t group = largest ? std::max<int64_t>(1, kGroupFloats * convs->threads / largest) : batch;
-  float* memory = largest ? Scratch::floats<2>(2 * std::min(group, batch) * largest) : nullptr;
-  if (largest && !memory) return 1;
-  for (int64_t first = 0; first < batch; first += group) {
+  auto run = [&](int64_t first, int64_t images, int threads) {
+    float* memory = largest ? Scratch::floats<2>(2 * images * largest) : nullptr;
+    int failed = largest && !memory;
     float* from = convs->x.data + first * convs->x.stride[0];
-    for (int64_t c = 0; c < count; ++c) {
+    for (int64_t c = 0; c < count && !failed; ++c) {
       PackedConvParams conv = convs[c];
-      conv.batch = std::min(group, batch - first);
+      conv.batch = images;
+      conv.threads = threads;
       conv.x.data = from;
-      conv.out = c == count - 1 ? conv.out + first * conv.image_floats() : memory + c % 2 * conv.batch * largest;
-      if (kinds[c] == kConv ? ppma_packed_conv(&conv) : ppma_winograd_conv(&conv)) return 1;
+      conv.out = c == count - 1 ? conv.out + first * conv.image_floats() : memory + c % 2 * images * largest;
+      failed = kinds[c] == kConv ? ppma_packed_conv(&conv) : ppma_winograd_conv(&conv);
       from = conv.out;
     }
-  }
-  Scratch::trim<2>();
-  return 0;
+    Scratch::trim<2>();
+    return failed;
+  };
+  const int threads = convs->threads;
+  // Without memory between them there is nothing to keep small.
+  auto images_of = [&](int64_t floats) { return largest ? std::max<int64_t>(1, floats / largest) : std::max<int64_t>(1, convs->batch); };
+  const int64_t alone = largest <= kMostFloatsOfThread ? images_of(kGroupFloats) : 0;
+  return for_images(convs->batch, threads, alone, images_of(kGroupFloats * threads), run);
 }
 
 }  // namespace

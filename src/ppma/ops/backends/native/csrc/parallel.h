@@ -4,6 +4,7 @@
 // a value depends on how the work is divided, that does not depend on the number of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -150,10 +151,10 @@ struct Team {
   Barrier* meeting = nullptr;
 #endif
 
-  // Runs body(index) for this thread's share of [0, count).
+  // Runs body(index) for this thread's share of [0, count), in ascending order without gaps.
   template <class Body>
   void share(int64_t count, Body body) const {
-    for (int64_t index = rank; index < count; index += size) body(index);
+    for (int64_t index = count * rank / size; index < count * (rank + 1) / size; ++index) body(index);
   }
 
   // Waits for the whole team.
@@ -195,6 +196,38 @@ void parallel_region(int threads, Body body) {
   body(Team{1, 0});
 }
 
+// The indices [0, count), a range of them for each thread. With a kernel's tasks in the order of the images, a thread finds
+// what it wrote in the kernel before in its own cache, and never in that of a core far away. A thread that is done with its
+// range helps with the others.
+class Shares {
+ public:
+  Shares(int64_t count, int threads) : count_(count), ranges_(std::min(threads, kMostRanges)) {
+    for (int range = 0; range < ranges_; ++range) next_[range].index = first(range);
+  }
+
+  // Runs body(index) for what the thread `rank` gets to do.
+  template <class Body>
+  void run(int rank, Body body) {
+    for (int turn = 0; turn < ranges_; ++turn) {
+      const int range = (rank + turn) % ranges_;
+      const int64_t end = first(range + 1);
+      for (int64_t index = next_[range].index++; index < end; index = next_[range].index++) body(index);
+    }
+  }
+
+ private:
+  static constexpr int kMostRanges = 64;
+  struct alignas(64) Next {
+    std::atomic<int64_t> index;
+  };
+
+  int64_t first(int range) const { return count_ * range / ranges_; }
+
+  const int64_t count_;
+  const int ranges_;
+  Next next_[kMostRanges];
+};
+
 // Runs body(task, team, shared, own) for every task, with `shared_floats` of scratch for each task and `own_floats` for
 // each thread. Where there are few tasks and each has at least as many `shares` as there are threads, all threads work on
 // each task in turn as one team; else every thread takes tasks for itself. Returns 1 if there is no memory.
@@ -204,7 +237,7 @@ int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, 
   bool in_turn = threads > 1 && shares >= threads && tasks < 4 * threads && tasks % threads != 0;
   float* common = in_turn ? Scratch::floats<1>(shared_floats) : nullptr;
   std::atomic<bool> failed{in_turn && !common};
-  std::atomic<int64_t> next{0};
+  Shares alone(tasks, threads);
   parallel_region(threads, [&](Team team) {
     float* own = Scratch::floats<0>(own_floats);
     float* shared = in_turn ? common : Scratch::floats<1>(shared_floats);
@@ -217,7 +250,7 @@ int for_tasks(int64_t tasks, int64_t shares, int threads, size_t shared_floats, 
         team.barrier();
       }
     } else {
-      for (int64_t task = next++; task < tasks; task = next++) body(task, Team{1, 0}, shared, own);
+      alone.run(team.rank, [&](int64_t task) { body(task, Team{1, 0}, shared, own); });
     }
     team.barrier();
     Scratch::trim<0>();
@@ -231,25 +264,24 @@ template <class Body>
 void parallel_for(int64_t count, int threads, Body body) {
   if (count == 0) return;
   if (threads > count) threads = static_cast<int>(count);
-#if defined(PPMA_OWN_THREADS)
-  std::atomic<int64_t> next{0};
-  parallel_region(threads, [&](Team) {
-    for (int64_t index = next++; index < count; index = next++) body(index);
+  Shares shares(count, threads);
+  parallel_region(threads, [&](Team team) { shares.run(team.rank, body); });
+}
+
+// Runs body(first image, images, threads) until all images of a batch are done: as many of them as there are for every
+// thread alone, up to `alone` at a time or none if that is 0, and the rest up to `together` at a time by all threads. Returns 1 if a call did.
+template <class Body>
+int for_images(int64_t batch, int threads, int64_t alone, int64_t together, Body body) {
+  const int64_t of_thread = alone ? batch / threads : 0, pieces = alone ? (of_thread + alone - 1) / alone : 0;
+  std::atomic<int> failed{0};
+  parallel_for(threads * pieces, threads, [&](int64_t task) {
+    const int64_t first = task / pieces * of_thread, piece = task % pieces;
+    const int64_t begin = first + of_thread * piece / pieces, end = first + of_thread * (piece + 1) / pieces;
+    if (!failed && body(begin, end - begin, 1)) failed = 1;
   });
-  return;
-#elif defined(_OPENMP)
-  if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    {
-      FlushDenormals guard;
-#pragma omp for schedule(dynamic)
-      for (int64_t index = 0; index < count; ++index) body(index);
-    }
-    return;
-  }
-#endif
-  FlushDenormals guard;
-  for (int64_t index = 0; index < count; ++index) body(index);
+  for (int64_t first = threads * of_thread; first < batch && !failed; first += together)
+    failed = body(first, std::min(together, batch - first), threads);
+  return failed;
 }
 
 }  // namespace ppma
