@@ -12,7 +12,8 @@ from ppma.ops.backends.native.library import contiguous_address
 
 # BlockParams of csrc/block.h: what changes from call to call, and the rest.
 _IMAGES = struct.Struct("PPq")
-_BLOCK = struct.Struct("5q14PffPPqPPPPiiiiii")
+_BLOCK = struct.Struct("5q11PffPPqPPPPiiiiii")
+_LINE = 16  # floats; kCacheLine of csrc/simd.h
 
 
 def block_parameters(block: BlockWeights, shape: Sequence[int], x: int, out: int) -> bytes:
@@ -57,9 +58,9 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
         dim,
         block.heads,
         hidden,
-        *_depthwise(block.position, dim, 3),
-        *_depthwise(block.local, dim, 5),
-        *_depthwise(block.mix, hidden, 3),
+        _depthwise(block.position, dim, 3, 1.0, made),
+        _depthwise(block.local, dim, 5, 0.0, made),
+        _depthwise(block.mix, hidden, 3, 1.0, made),
         *(address for layer in layers for address in _linear(*layer, made)),
         block.qkv.norm_eps,
         block.expand.norm_eps,
@@ -79,8 +80,20 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
     return parameters, made
 
 
-def _depthwise(conv: ConvWeights, channels: int, size: int) -> tuple[int, int]:
-    return contiguous_address(conv.weight, (channels, 1, size, size)), contiguous_address(conv.bias, (channels,))
+def _depthwise(conv: ConvWeights, channels: int, size: int, centre: float, made: list[Tensor]) -> int:
+    """Taps, with `centre` added to the middle one, and bias, as packed_depthwise of csrc/depthwise.h takes them."""
+    if conv.weight.shape != (channels, 1, size, size) or conv.bias.shape != (channels,):
+        raise ValueError(
+            f"fused block: expected a weight of {(channels, 1, size, size)} and a bias of {(channels,)}, "
+            f"got {tuple(conv.weight.shape)} and {tuple(conv.bias.shape)}"
+        )
+    taps = conv.weight.flatten(1).mT
+    packed = taps.new_zeros(size * size + 1, -(-channels // _LINE) * _LINE)
+    packed[:-1, :channels] = taps
+    packed[size * size // 2, :channels] += centre
+    packed[-1, :channels] = conv.bias
+    made.append(packed)
+    return contiguous_address(packed, packed.shape)
 
 
 def _linear(layer: LinearWeights, outputs: int, inputs: int, part: slice, made: list[Tensor]) -> tuple[int, int]:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "depthwise.h"
 #include "packed_linear.h"
 #include "parallel.h"
 #include "params.h"
@@ -12,8 +13,6 @@
 
 using namespace ppma;
 
-PPMA_EXPORT int ppma_depthwise_conv(const View* x, const float* weight, const float* bias, const View* base, const View* out,
-                                    const int64_t* sizes, int64_t kernel, int with_gelu, int threads);
 PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first);
 PPMA_EXPORT int ppma_criss_cross_attention(const AttentionParams* params, const View* out);
 
@@ -59,7 +58,7 @@ class Block {
   // Returns 1 if there is no memory.
   int run() const {
     int64_t dim = params_.dim;
-    if (depthwise(x_, dim, dim, params_.position, params_.position_bias, nullptr, space_.placed, 3, false)) return 1;
+    if (depthwise(x_, dim, dim, params_.position, nullptr, space_.placed, 3, false)) return 1;
     PackedLinearParams qkv = linear(space_.placed, dim, params_.qkv, params_.qkv_bias, nullptr, space_.qkv, 3 * dim);
     qkv.out_stride = spread(3 * dim);
     qkv.norm_eps = params_.attn_eps;
@@ -70,8 +69,7 @@ class Block {
     if (packed_linear(qkv, &decays)) return 1;
     if (attend()) return 1;
     // The values' convolution adds to the attention's result, in place.
-    if (depthwise(space_.qkv + 2 * dim, spread(3 * dim), dim, params_.local, params_.local_bias, space_.attended,
-                  space_.attended, 5, false))
+    if (depthwise(space_.qkv + 2 * dim, spread(3 * dim), dim, params_.local, space_.attended, space_.attended, 5, false))
       return 1;
     PackedLinearParams proj =
         linear(space_.attended, dim, params_.proj, params_.proj_bias, space_.placed, space_.placed, dim);
@@ -80,9 +78,7 @@ class Block {
         linear(space_.placed, dim, params_.expand, params_.expand_bias, nullptr, space_.hidden, params_.hidden);
     expand.norm_eps = params_.ffn_eps;
     if (packed_linear(expand, nullptr)) return 1;
-    if (depthwise(space_.hidden, params_.hidden, params_.hidden, params_.mix, params_.mix_bias, nullptr, space_.mixed, 3,
-                  true))
-      return 1;
+    if (depthwise(space_.hidden, params_.hidden, params_.hidden, params_.mix, nullptr, space_.mixed, 3, true)) return 1;
     PackedLinearParams reduce =
         linear(space_.mixed, params_.hidden, params_.reduce, params_.reduce_bias, space_.placed, out_, dim);
     return packed_linear(reduce, nullptr);
@@ -104,11 +100,11 @@ class Block {
     return {data, {grid_ * token, head, params_.width * token, token, 1}};
   }
 
-  int depthwise(float* x, int64_t pixel, int64_t count, const float* weight, const float* bias, float* base, float* out,
-                int64_t kernel, bool gelu) const {
+  int depthwise(float* x, int64_t pixel, int64_t count, const float* taps, float* base, float* out, int64_t kernel,
+                bool gelu) const {
     View from = channels(x, pixel), plus = channels(base, count), to = channels(out, count);
     int64_t sizes[4] = {images_, params_.height, params_.width, count};
-    return ppma_depthwise_conv(&from, weight, bias, base ? &plus : nullptr, &to, sizes, kernel, gelu, threads_);
+    return packed_depthwise(from, taps, base ? &plus : nullptr, to, sizes, kernel, gelu, threads_);
   }
 
   PackedLinearParams linear(const float* x, int64_t inputs, const float* packed, const float* bias, const float* residual,

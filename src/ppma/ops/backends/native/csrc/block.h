@@ -6,14 +6,14 @@
 namespace ppma {
 
 // Mirrors `_IMAGES` and `_BLOCK` of fused_block.py. Weights of linear layers are packed by ppma_pack_linear, with the scales
-// of the norms multiplied in; those of depthwise convolutions are (channels, kernel, kernel).
+// of the norms multiplied in; those of depthwise convolutions as packed_depthwise takes them.
 struct BlockParams {
   const float* x;  // (batch, height, width, dim), contiguous
   float* out;      // the same; not x
   int64_t batch, height, width, dim, heads, hidden;
-  const float *position, *position_bias;  // 3x3
-  const float *local, *local_bias;        // 5x5, of the values
-  const float *mix, *mix_bias;            // 3x3, of the hidden channels
+  const float* position;                  // 3x3, with 1 added to the centre
+  const float* local;                     // 5x5, of the values
+  const float* mix;                       // 3x3, of the hidden channels, with 1 added to the centre
   const float *qkv, *qkv_bias;            // (3 * dim, dim)
   const float *proj, *proj_bias;
   const float *expand, *expand_bias;

@@ -5,13 +5,15 @@
 // the last K rows of act(x) in a ring buffer with zeros around them, so that every input is read, and its GELU computed,
 // once (twice where bands meet). In the backward pass blocks, bands and groups of images depend on the shape alone, so the
 // sums of the weight gradient do too; an output has the same bits whatever they are.
+#include "depthwise.h"
+
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "gelu.h"
 #include "parallel.h"
 #include "product.h"
-#include "view.h"
 
 using namespace ppma;
 
@@ -27,6 +29,7 @@ constexpr int64_t kRingFloats = 48 << 10;  // of all rings of a task, which stay
 constexpr int64_t kNarrowBlock = 64;
 constexpr int64_t kNarrowestBlock = 32;  // where it takes the place of bands, which read the rows at their ends twice
 constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kLeastRows = 4;   // of a band
 constexpr int64_t kFlushRows = 8;   // after so many rows the float sums of the tap gradients go into double ones
 
 struct Shape {
@@ -35,17 +38,22 @@ struct Shape {
   int64_t band;   // rows of a task
   int64_t group;  // images of a task
 
-  // With at least `enough` tasks if there is so much to divide.
-  Shape(const int64_t* sizes, int kernel, int rings, int64_t enough)
+  // With at least `enough` tasks if there is so much to divide. Fewer images than threads are divided into bands: the rows
+  // that a thread also has in the products before and behind.
+  Shape(const int64_t* sizes, int kernel, int rings, int64_t enough, int threads = 1)
       : batch(sizes[0]), height(sizes[1]), width(sizes[2]), channels(sizes[3]) {
     // Whole pixels where there is work enough to divide: long runs of memory.
     int64_t whole = (channels + kLanes - 1) / kLanes * kLanes;
     int64_t fitting = kRingFloats / (rings * kernel * (width + kernel - 1)) / kNarrowBlock * kNarrowBlock;
     block = std::min(whole, std::max(kNarrowBlock, batch >= kEnoughTasks / 4 && width >= 28 ? fitting : 0));
-    if (batch * blocks() < enough) block = std::min(block, kNarrowestBlock);
-    int64_t images = batch * blocks();
-    band = images >= enough ? height : std::max<int64_t>(4, (height * images + enough - 1) / enough);
-    group = bands() > 1 ? 1 : std::max<int64_t>(1, std::min(images / kManyTasks, kGroupRows / height));
+    const int64_t parts = batch < threads ? threads / std::gcd(batch, static_cast<int64_t>(threads)) : 1;
+    auto rows_of = [&](int64_t bands) { return std::max(kLeastRows, (height + bands - 1) / bands); };
+    band = rows_of(parts);
+    group = 1;
+    if (tasks() < enough) block = std::min(block, kNarrowestBlock);
+    const int64_t images = std::max<int64_t>(batch * blocks(), 1);
+    if (tasks() < enough) band = rows_of((enough + images - 1) / images);
+    if (bands() == 1) group = std::max<int64_t>(1, std::min(images / kManyTasks, kGroupRows / height));
   }
   int64_t blocks() const { return (channels + block - 1) / block; }
   int64_t bands() const { return (height + band - 1) / band; }
@@ -59,11 +67,11 @@ struct Task {
   int64_t count;                       // channels
 
   Task(const Shape& shape, int64_t index) {
-    int64_t rest = index / shape.bands();
-    channel = rest % shape.blocks() * shape.block;
-    image = rest / shape.blocks() * shape.group;
+    int64_t rest = index / shape.blocks();
+    channel = index % shape.blocks() * shape.block;
+    image = rest / shape.bands() * shape.group;
     last_image = std::min(shape.batch, image + shape.group);
-    begin = index % shape.bands() * shape.band;
+    begin = rest % shape.bands() * shape.band;
     end = std::min(shape.height, begin + shape.band);
     count = std::min(shape.block, shape.channels - channel);
   }
@@ -89,25 +97,29 @@ struct Ring {
   float* inside(int64_t y) const { return row(y) + K / 2 * block; }
 };
 
-// The taps of all channels, [ky][kx][channel], and an offset for each channel. Packed once for all tasks of a call.
+// The taps of all channels, [ky][kx][channel], and behind them an offset for each channel. Packed once for all tasks of a
+// call, or for all calls.
 template <int K>
 struct Taps {
   int64_t stride;  // from tap to tap
-  float *taps, *offsets;
+  const float *taps, *offsets;
 
-  Taps(Arena& arena, const Shape& shape)
-      : stride(padded(shape.channels)), taps(arena.take(K * K * stride)), offsets(arena.take(stride)) {}
+  Taps(const float* packed, int64_t channels)
+      : stride(stride_of(channels)), taps(packed), offsets(packed + K * K * stride) {}
+
+  static int64_t stride_of(int64_t channels) { return (channels + kCacheLine - 1) / kCacheLine * kCacheLine; }
+  static int64_t size(int64_t channels) { return (K * K + 1) * stride_of(channels); }
 
   // Rotated by 180 degrees for the gradient; `centre` is added to the middle one. No bias is 0.
-  void pack(const float* weight, const float* bias, int64_t channels, bool rotated, float centre) const {
-    pack_columns(weight, K * K, channels, K * K, 1.0f, taps, stride);
+  static Taps pack(const float* weight, const float* bias, int64_t channels, bool rotated, float centre, float* to) {
+    const int64_t stride = stride_of(channels);
+    pack_columns(weight, K * K, channels, K * K, 1.0f, to, stride);
     if (rotated)
       for (int tap = 0; tap < K * K / 2; ++tap)
-        std::swap_ranges(taps + tap * stride, taps + (tap + 1) * stride, taps + (K * K - 1 - tap) * stride);
-    for (int64_t c = 0; c < stride; ++c) {
-      taps[K * K / 2 * stride + c] += centre;
-      offsets[c] = bias && c < channels ? bias[c] : 0.0f;
-    }
+        std::swap_ranges(to + tap * stride, to + (tap + 1) * stride, to + (K * K - 1 - tap) * stride);
+    for (int64_t c = 0; c < channels; ++c) to[K * K / 2 * stride + c] += centre;
+    for (int64_t c = 0; c < stride; ++c) to[K * K * stride + c] = bias && c < channels ? bias[c] : 0.0f;
+    return Taps(to, channels);
   }
 };
 
@@ -239,14 +251,8 @@ void fill(const Ring<K>& ring, const View& x, const Shape& shape, const Task& ta
 }
 
 template <int K, bool kGelu>
-int forward(const View& x, const float* weight, const float* bias, const View* base, const View& out,
-            const int64_t* sizes, int threads) {
-  Shape shape(sizes, K, 1, threads == 1 ? 1 : kTasksPerThread * threads);
-  float* common = Scratch::floats<1>(floats_of<Taps<K>>(shape));
-  if (!common) return 1;
-  Arena arena(common);
-  const Taps<K> taps(arena, shape);
-  taps.pack(weight, bias, shape.channels, false, base ? 0.0f : 1.0f);
+int forward(const View& x, const Taps<K>& taps, const View* base, const View& out, const int64_t* sizes, int threads) {
+  const Shape shape(sizes, K, 1, threads == 1 ? 1 : kTasksPerThread * threads, threads);
   std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
@@ -337,15 +343,16 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
   // One more than needed: of nothing calloc may return null.
   auto* partial = static_cast<double*>(std::calloc(shape.tasks() * count + 1, sizeof(double)));
   if (!partial) return 1;
-  float* common = Scratch::floats<1>(2 * floats_of<Taps<K>>(shape));
+  const bool with_output = kHasOutput && out;
+  const int64_t of_taps = Taps<K>::size(shape.channels);
+  float* common = Scratch::floats<1>((with_output ? 2 : 1) * of_taps);
   if (!common) {
     std::free(partial);
     return 1;
   }
-  Arena arena(common);
-  const Taps<K> taps(arena, shape), output_taps(arena, shape);
-  taps.pack(weight, nullptr, shape.channels, true, own_base ? 1.0f : 0.0f);
-  if (kHasOutput && out) output_taps.pack(weight, bias, shape.channels, false, 1.0f);
+  const Taps<K> taps = Taps<K>::pack(weight, nullptr, shape.channels, true, own_base ? 1.0f : 0.0f, common);
+  const Taps<K> output_taps =
+      with_output ? Taps<K>::pack(weight, bias, shape.channels, false, 1.0f, common + of_taps) : taps;
   std::atomic<bool> failed{false};
   parallel_for(shape.tasks(), threads, [&](int64_t index) {
     Task task(shape, index);
@@ -379,7 +386,7 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
           for (int64_t k = 0; k < count; ++k) partial[index * count + k] += sums[k];
           std::memset(sums, 0, sizeof(float) * count);
         }
-        if (kHasOutput && out)
+        if (with_output)
           convolve_row(values, output_taps, shape, task, y,
                        {task.pixel(*out, y, 0), out->stride[2], output_taps.offsets + task.channel});
         Epilogue epilogue{task.pixel(grad_x, y, 0), grad_x.stride[2]};
@@ -395,7 +402,7 @@ int backward(const View& grad, const View& x, const float* weight, const float* 
         double total = 0;
         for (int64_t group = 0; group < shape.groups(); ++group)
           for (int64_t band = 0; band < shape.bands(); ++band)
-            total += partial[((group * shape.blocks() + block) * shape.bands() + band) * count + tap * shape.block + c];
+            total += partial[((group * shape.bands() + band) * shape.blocks() + block) * count + tap * shape.block + c];
         int64_t channel = block * shape.block + c;
         (tap == K * K ? grad_bias[channel] : grad_weight[channel * K * K + tap]) = static_cast<float>(total);
       }
@@ -417,12 +424,23 @@ int dispatch(int64_t kernel, bool with_gelu, Action action) {
 
 }  // namespace
 
+int ppma::packed_depthwise(const View& x, const float* taps, const View* base, const View& out, const int64_t* sizes,
+                           int64_t kernel, bool with_gelu, int threads) {
+  return dispatch(kernel, with_gelu, [&](auto size, auto activation) {
+    return forward<size.value, activation.value>(x, Taps<size.value>(taps, sizes[3]), base, out, sizes, threads);
+  });
+}
+
 // x, base (may be null) and out are (batch, height, width, channels); weight is (channels, kernel, kernel), contiguous;
 // bias may be null; kernel is 3 or 5. With no base, act(x) is the base.
 PPMA_EXPORT int ppma_depthwise_conv(const View* x, const float* weight, const float* bias, const View* base, const View* out,
                                const int64_t* sizes, int64_t kernel, int with_gelu, int threads) {
   return dispatch(kernel, with_gelu, [&](auto size, auto activation) {
-    return forward<size.value, activation.value>(*x, weight, bias, base, *out, sizes, threads);
+    using TapsOf = Taps<size.value>;
+    float* memory = Scratch::floats<1>(TapsOf::size(sizes[3]));
+    if (!memory) return 1;
+    const TapsOf taps = TapsOf::pack(weight, bias, sizes[3], false, base ? 0.0f : 1.0f, memory);
+    return forward<size.value, activation.value>(*x, taps, base, *out, sizes, threads);
   });
 }
 

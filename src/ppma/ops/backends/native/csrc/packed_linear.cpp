@@ -98,19 +98,18 @@ void activate(const PackedLinearParams& params, const DecayColumns& decays, cons
 // begin is the first of a run.
 PanelProduct read_rows(const PackedLinearParams& params, int64_t row, const float* normed, int64_t begin, int64_t end) {
   PanelProduct product{};
+  product.segments = (end - begin + kRunInputs - 1) / kRunInputs;
+  product.depth = kRunInputs;
+  product.last_depth = end - begin - (product.segments - 1) * kRunInputs;
   if (normed) {
     product.x = normed + run_offset(begin);
     product.x_stride = kRunInputs;
     product.tile_stride = tile_floats(params.inputs);
-    product.segments = (end - begin + kRunInputs - 1) / kRunInputs;
     product.segment_stride = kTileRows * kRunInputs;
-    product.depth = kRunInputs;
-    product.last_depth = end - begin - (product.segments - 1) * kRunInputs;
   } else {
     product.x = params.x + row * params.x_stride + begin;
     product.x_stride = params.x_stride;
-    product.segments = 1;
-    product.depth = product.last_depth = end - begin;
+    product.segment_stride = kRunInputs;
   }
   return product;
 }
@@ -177,6 +176,7 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
         product.weights = params.packed + column * params.inputs + begin * kPanel;
         product.out = params.out + first * params.out_stride + column;
         product.out_stride = params.out_stride;
+        fetch_next(product, rows, product.weights + kPanel * params.inputs, end - begin);
         if (part > 0) {
           product.start = product.out;
           product.start_stride = params.out_stride;

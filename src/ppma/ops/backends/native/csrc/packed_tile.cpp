@@ -21,6 +21,7 @@ __attribute__((noinline)) void sum_tiles(const PanelProduct& product, int64_t fr
   const float *x = product.x + (tile_stride ? from * tile_stride : first * x_stride), *start = product.start;
   if (start) start += first * product.start_stride;
   float* out = product.out + first * out_stride;
+  const float* next = product.next + from * product.segments * product.next_lines * kCacheLine;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     Vec sums[M][N];
 #pragma GCC unroll 4
@@ -53,6 +54,7 @@ __attribute__((noinline)) void sum_tiles(const PanelProduct& product, int64_t fr
       // Rows 0, 1, 2 and 3, 4, 5 are addressed from one pointer each: 1 and 2 are factors that an address can have.
       const float* left[(M + 2) / 3];
       const int64_t depth = segment + 1 < product.segments ? product.depth : product.last_depth;
+      for (int64_t line = 0; line < product.next_lines; ++line, next += kCacheLine) __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 4
       for (int third = 0; third < (M + 2) / 3; ++third)
         left[third] = x + segment * product.segment_stride + 3 * third * x_stride;

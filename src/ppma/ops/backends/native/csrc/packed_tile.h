@@ -46,6 +46,8 @@ struct PanelProduct {
   int64_t segments, segment_stride, depth;    // a row is `segments` runs of `depth` inputs, segment_stride apart
   int64_t last_depth;                         // of the last of these runs
   const float* weights;                       // of the panel, from the first of these inputs on
+  const float* next;                          // weights to fetch while this product runs
+  int64_t next_lines;                         // cache lines of them for each run of a tile
   const float* bias;                          // of the panel's outputs
   const float* start;                         // what the sums start from besides the bias; may be `out` itself
   int64_t start_stride;
@@ -53,6 +55,14 @@ struct PanelProduct {
   int64_t out_stride;
   bool gelu;
 };
+
+// Has the product of `rows` rows, whose runs are known, fetch the `inputs` of the panel at `next`. A panel fits the
+// first-level cache, but the weights of large layers come from memory, and the first tile would wait for all of a panel.
+inline void fetch_next(PanelProduct& product, int64_t rows, const float* next, int64_t inputs) {
+  const int64_t runs = Tiles(rows).count * product.segments, lines = inputs * kPanel / kCacheLine;
+  product.next = next;
+  product.next_lines = runs ? (lines + runs - 1) / runs : 0;
+}
 
 // Runs the product for `rows` rows; of the panel the first `outputs` exist.
 void run_panel(const PanelProduct& product, int64_t rows, int64_t outputs);

@@ -269,7 +269,8 @@ void parallel_for(int64_t count, int threads, Body body) {
 }
 
 // Runs body(first image, images, threads) until all images of a batch are done: as many of them as there are for every
-// thread alone, up to `alone` at a time or none if that is 0, and the rest up to `together` at a time by all threads. Returns 1 if a call did.
+// thread alone, up to `alone` at a time or none if that is 0, and the rest up to `together` at a time by all threads.
+// Returns 1 if a call did.
 template <class Body>
 int for_images(int64_t batch, int threads, int64_t alone, int64_t together, Body body) {
   const int64_t of_thread = alone ? batch / threads : 0, pieces = alone ? (of_thread + alone - 1) / alone : 0;

@@ -256,19 +256,26 @@ int convolve(const PackedConvParams& params) {
     for (int64_t t = 0; t < tiles; ++t, end.next())
       transform_inputs<Axis>(read_tile<Axis>(params, end, space.patch), inputs, end, space);
     for (int64_t panel = panels * group / geometry.groups; panel < panels * (group + 1) / geometry.groups; ++panel) {
+      auto weights = [&](int64_t place) {  // the first place of the next panel follows the last one
+        constexpr int64_t kAll = Workspace<Axis>::kPlaces, kRow = Axis::kPlaces;
+        const int y = static_cast<int>(place % kAll / kRow), x = static_cast<int>(place % kRow);
+        const int64_t matrix = kMatrices * Axis::matrix(y) + Axis::matrix(x);
+        return params.packed + (matrix * panels + panel + place / kAll) * kPanel * inputs;
+      };
       for (int y = 0; y < Axis::kPlaces; ++y)
         for (int x = 0; x < Axis::kPlaces; ++x) {
-          const int64_t place = Axis::kPlaces * y + x, matrix = kMatrices * Axis::matrix(y) + Axis::matrix(x);
+          const int64_t place = Axis::kPlaces * y + x, rows = end.rank[y >= kSecond][x >= kSecond];
           PanelProduct product{};
           product.x = space.inputs + place * Workspace<Axis>::kInputsStep;
           product.x_stride = product.depth = kRunInputs;
           product.segments = (inputs + kRunInputs - 1) / kRunInputs;
           product.segment_stride = Workspace<Axis>::kPlaces * Workspace<Axis>::kInputsStep;
           product.last_depth = inputs - (product.segments - 1) * kRunInputs;
-          product.weights = params.packed + (matrix * panels + panel) * kPanel * inputs;
+          product.weights = weights(place);
+          fetch_next(product, rows, weights(place + 1), inputs);
           product.out = space.sums + place * Workspace<Axis>::kSumsStep;
           product.out_stride = kPanel;
-          run_panel(product, end.rank[y >= kSecond][x >= kSecond], params.outputs - panel * kPanel);
+          run_panel(product, rows, params.outputs - panel * kPanel);
         }
       write(params, Walk(geometry, begin), tiles, space, panel * kPanel);
     }
