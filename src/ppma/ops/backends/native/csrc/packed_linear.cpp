@@ -21,7 +21,7 @@ using namespace ppma;
 namespace {
 
 constexpr int64_t kBlockTiles = 16;
-constexpr int64_t kPartRuns = 24;  // of a panel at a time
+constexpr int64_t kPartRuns = 25;  // of a panel at a time: 768 inputs, also with the logits of decays, are two parts
 
 // The sum of `first` and of value(c) for the vectors at c in [0, whole).
 template <class Value>
