@@ -52,7 +52,7 @@ def check(x, change=lambda block: None, **options):
     with torch.no_grad():
         whole = fuse(blocks[0], "native")
         assert fused.kernel_serves(x)
-        assert whole.kernel_weights(x.shape) is not None
+        assert whole.kernel_weights(x.shape, x.dtype) is not None
         result, rounded, exact = whole(x), fuse(blocks[1], "torch")(x), blocks[2].double()(x.double())
     error, allowed = ((value.double() - exact).abs().max() for value in (result, rounded))
     assert error <= 4 * allowed + 16 * 2.0**-24 * exact.abs().max()

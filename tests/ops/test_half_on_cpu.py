@@ -8,6 +8,7 @@ import torch
 
 import ppma
 from ppma.ops import backends, depthwise, rotary
+from ppma.ops.fused_conv import fused_conv
 from ppma.ops.fused_linear import fused_linear
 
 pytestmark = pytest.mark.native
@@ -96,3 +97,36 @@ def test_model_bfloat16():
     out = half.train()(images.bfloat16())
     out.float().square().mean().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in half.parameters())
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", HALF)
+def test_optimized_model_computes_in_float32(dtype):
+    """Stem and stages in one call: the result is rounded once, at its end."""
+    torch.manual_seed(0)
+    half = ppma.optimize_for_inference(timm.create_model("ppma_nano").to(dtype))
+    wide = copy.deepcopy(half).float()
+    images = torch.randn(3, 3, 32, 32).to(dtype)
+    for model in (half, wide):
+        model.set_backend("native")
+    with torch.inference_mode():
+        expected = wide.forward_features(images.float()).to(dtype)
+        torch.testing.assert_close(half.forward_features(images), expected, rtol=0, atol=0)
+        half.stages[0].blocks[0].position.weight.mul_(2)
+        assert not torch.equal(half.forward_features(images), expected)
+
+
+def test_optimized_model_refuses_another_dtype():
+    half = ppma.optimize_for_inference(timm.create_model("ppma_nano").bfloat16())
+    with torch.inference_mode(), pytest.raises((RuntimeError, ValueError)):
+        half(torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_fused_conv_half(dtype):
+    x, weight, bias = torch.randn(2, 7, 6, 32), torch.randn(48, 32, 3, 3), torch.randn(48)
+    half, packed = [tensor.to(dtype) for tensor in (x, weight, bias)], {}
+    with torch.no_grad():
+        for _ in range(2):  # measured, and chosen
+            out = fused_conv(*half, gelu=True, packed=packed)
+            check_close(out, fused_conv(*(tensor.float() for tensor in half), gelu=True), dtype)

@@ -22,8 +22,8 @@ from ppma.ops.backends.contract import (
 )
 from ppma.ops.choice import fastest, rounded_down
 from ppma.ops.decay_formula import as_matrix
-from ppma.ops.fused_conv import fused_conv, runs_packed
-from ppma.ops.fused_linear import fused_linear
+from ppma.ops.fused_conv import SERVED, fused_conv, runs_packed
+from ppma.ops.fused_linear import fused_linear, widened
 from ppma.ops.layout import compute_dtype
 from ppma.ops.options import BackendName, Paths
 from ppma.ops.padding import zero_invalid
@@ -81,14 +81,14 @@ class FusedConv(_PackedModule):
             backend=self.backend,
         )
 
-    def kernel_weights(self, shape: Sequence[int]) -> Conv3x3Weights | None:
-        """For the kernel of several layers; None if `forward` is not known to run the kernel for an x of this shape."""
+    def kernel_weights(self, shape: Sequence[int], dtype: torch.dtype) -> Conv3x3Weights | None:
+        """For the kernel of several layers; None if `forward` is not known to run the kernel for such an x."""
         weight, bias = self._buffers.get("weight"), self._buffers.get("bias")
-        if weight is None or bias is None:  # somebody made them parameters
+        if weight is None or bias is None or weight.dtype != dtype:  # somebody made them parameters, or an error is due
             return None
         if not runs_packed(shape, weight, bias, self.stride, self.gelu, self.backend):
             return None
-        return Conv3x3Weights(weight, bias, self.stride, self.gelu, self._packed)
+        return Conv3x3Weights(widened(weight, self._packed), bias.float(), self.stride, self.gelu, self._packed)
 
 
 class FusedLinear(_PackedModule):
@@ -231,28 +231,30 @@ class FusedBlock(nn.Module):
         """As `PolylineBlock.forward`."""
         rotary = rotary_table(x.shape[1], x.shape[2], self.attn.head_dim, x.device) if rotary is None else rotary
         by_steps = partial(self._by_steps, x, rotary, valid)
-        if valid is not None or not (kernel_serves(x) and self._fits_kernel()):
+        if valid is not None or not (kernel_serves(x) and self._fits_kernel(x.dtype)):
             return by_steps()
         try:
             weights = self.weights(rotary, (x.shape[1], x.shape[2]))
             whole = partial(backends.call, "native", "fused_layers", x, (weights,))
             if self._attention().backend == "native":
                 return whole()
-            key = self._choice(x.shape)
+            key = self._choice(x.shape, x.dtype)
             if key not in _choices:
                 _choices[key] = fastest({WHOLE: whole, STEPS: by_steps})
             return whole() if _choices[key] == WHOLE else by_steps()
         except BackendUnavailableError:  # heads of a size that the kernel does not rotate
             return by_steps()
 
-    def _choice(self, shape: Sequence[int]) -> tuple:
+    def _choice(self, shape: Sequence[int], dtype: torch.dtype) -> tuple:
         """The key of `block_choices`."""
-        return rounded_down(shape[0]), rounded_down(shape[1] * shape[2]), *self._key, torch.get_num_threads()
+        return rounded_down(shape[0]), rounded_down(shape[1] * shape[2]), *self._key, torch.get_num_threads(), dtype
 
-    def kernel_weights(self, shape: Sequence[int]) -> BlockWeights | None:
-        """For the kernel of several layers; None if `forward` is not known to run the kernel for an x of this shape."""
+    def kernel_weights(self, shape: Sequence[int], dtype: torch.dtype) -> BlockWeights | None:
+        """For the kernel of several layers; None if `forward` is not known to run the kernel for such an x."""
         attn = self._attention()
-        if not self._fits_kernel() or (attn.backend != "native" and _choices.get(self._choice(shape)) != WHOLE):
+        if not self._fits_kernel(dtype):
+            return None
+        if attn.backend != "native" and _choices.get(self._choice(shape, dtype)) != WHOLE:
             return None
         return self.weights(rotary_table(shape[1], shape[2], attn.head_dim, _CPU), (shape[1], shape[2]))
 
@@ -260,8 +262,8 @@ class FusedBlock(nn.Module):
         """`attn`, straight from the dictionary of modules: the look-up by attribute takes ten times as long."""
         return cast(PolylineAttention, self._modules["attn"])
 
-    def _fits_kernel(self) -> bool:
-        """Whether the kernel of a whole block computes what this one is; hooks would not see its steps."""
+    def _fits_kernel(self, dtype: torch.dtype) -> bool:
+        """Whether the kernel of a whole block computes what this one does to an x; hooks would not see its steps."""
         attn = self._attention()
         *_, qkv, proj, expand, reduce = self._layers()
         return (
@@ -269,16 +271,16 @@ class FusedBlock(nn.Module):
             and attn.kind in ("full", "criss_cross")
             and attn.mask not in ("cross", "hilbert")
             and attn._modules["local"] is not None
-            and qkv._buffers["weight"].dtype == torch.float32
+            and qkv._buffers["weight"].dtype == dtype
             and unhooked(qkv, proj, expand, reduce)
         )
 
     def weights(self, rotary: tuple[Tensor, Tensor], grid: tuple[int, int]) -> BlockWeights:
-        """What the kernel computes; that of the last call as long as no tensor was replaced, moved or changed."""
+        """What the kernel computes, in float32; kept as long as no tensor is replaced, moved or changed."""
         layers = self._layers()
         kept = self._kept  # another thread may replace it
         if kept is None or not kept.current(layers, rotary, grid):
-            self._kept = kept = _Kept(layers, rotary, grid, _slots(layers), self._new_weights(rotary, grid))
+            self._kept = kept = _Kept(layers, rotary, grid, _slots(layers), _wide(self._new_weights(rotary, grid)))
         return kept.weights
 
     def _layers(self) -> tuple[Any, ...]:
@@ -353,10 +355,20 @@ def kernel_serves(x: Tensor) -> bool:
         not captured()
         and not torch.is_grad_enabled()
         and x.is_cpu
-        and x.dtype == torch.float32
+        and x.dtype in SERVED
         and not observed(x)
         and backends.kernels_serve("auto", "fused_layers", x)
     )
+
+
+def _wide(value: Any) -> Any:
+    """Tuples of tuples and tensors, with the tensors in float32."""
+    if isinstance(value, Tensor):
+        return value.float()
+    if not isinstance(value, tuple):
+        return value
+    parts = map(_wide, value)
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 def _conv_weights(conv: DepthwiseConv | None) -> ConvWeights:

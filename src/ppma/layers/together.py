@@ -30,7 +30,7 @@ def run_together(modules: Iterable[nn.Module], x: Tensor) -> Tensor | None:
         x = x.permute(0, 2, 3, 1)
     weights, shape = [], tuple(x.shape)
     for layer in layers:
-        found = layer.kernel_weights(shape)
+        found = layer.kernel_weights(shape, x.dtype)
         if found is None:
             return None
         weights.append(found)

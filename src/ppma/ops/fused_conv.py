@@ -10,7 +10,7 @@ from torch import Tensor
 from ppma.ops import backends
 from ppma.ops.backends import pytorch
 from ppma.ops.choice import fastest, rounded_down
-from ppma.ops.fused_linear import PACKED
+from ppma.ops.fused_linear import PACKED, in_float32
 from ppma.ops.options import BackendName
 from ppma.ops.watching import has_tangent, observed
 
@@ -25,6 +25,7 @@ class ConvShape(NamedTuple):
         stride: of the convolution.
         gelu: with an activation.
         threads: of PyTorch.
+        dtype: of the tensors.
     """
 
     pixels: int
@@ -33,8 +34,11 @@ class ConvShape(NamedTuple):
     stride: int
     gelu: bool
     threads: int
+    dtype: torch.dtype
 
 
+# The kernel computes in float32; half precision is converted on the way in and out.
+SERVED = (torch.float32, torch.bfloat16, torch.float16)
 _choices: dict[ConvShape, str] = {}
 
 
@@ -47,7 +51,11 @@ def runs_packed(
     shape: Sequence[int], weight: Tensor, bias: Tensor, stride: int, gelu: bool, backend: BackendName
 ) -> bool:
     """Whether `fused_conv` is known to run the packed kernel, given an x of this shape that kernels serve."""
-    if observed(weight, bias) or has_tangent((weight, bias)) or not weight.dtype == bias.dtype == torch.float32:
+    if (
+        observed(weight, bias)
+        or has_tangent((weight, bias))
+        or not (weight.dtype == bias.dtype and weight.dtype in SERVED)
+    ):
         return False
     return backend == "native" or (backend == "auto" and _choices.get(_key(shape, weight, stride, gelu)) == PACKED)
 
@@ -55,7 +63,7 @@ def runs_packed(
 def _key(shape: Sequence[int], weight: Tensor, stride: int, gelu: bool) -> ConvShape:
     outputs, inputs = weight.shape[:2]
     pixels = rounded_down(shape[0] * shape[1] * shape[2])
-    return ConvShape(pixels, inputs, outputs, stride, gelu, torch.get_num_threads())
+    return ConvShape(pixels, inputs, outputs, stride, gelu, torch.get_num_threads(), weight.dtype)
 
 
 def fused_conv(
@@ -90,15 +98,16 @@ def fused_conv(
         torch.Size([1, 3, 3, 4])
     """
     arguments = (x, weight, bias, stride, gelu, {} if packed is None else packed)
-    serves = x.dtype == torch.float32 and backends.kernels_serve("auto", "fused_conv", *arguments)
+    serves = x.dtype in SERVED and backends.kernels_serve("auto", "fused_conv", *arguments)
     if backend != "auto" or torch.is_grad_enabled() or not serves:
         return backends.compose(backend, "fused_conv", *arguments)
     shape = _key(x.shape, weight, stride, gelu)
+    own = partial(backends.compose if x.dtype == torch.float32 else in_float32, "auto", "fused_conv", *arguments)
     chosen = _choices.get(shape)
     if chosen == PACKED:
-        return backends.compose("auto", "fused_conv", *arguments)
+        return own()
     candidates: dict[str, Callable[[], Tensor]] = {
-        PACKED: partial(backends.compose, "auto", "fused_conv", *arguments),
+        PACKED: own,
         "torch": partial(pytorch.fused_conv, *arguments),
     }
     if chosen is None:

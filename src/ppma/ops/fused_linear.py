@@ -44,13 +44,20 @@ def _onednn_multiplies(dtype: torch.dtype) -> bool:
     return True
 
 
-def _in_float32(name: str, operator: str, x: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+def in_float32(name: str, operator: str, x: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     """The packed product of half-precision tensors; the widened weight is kept with the packed one."""
     *others, packed = arguments
+    wide = (value.float() if isinstance(value, Tensor) else value for value in others)
+    return backends.compose(name, operator, x.float(), widened(weight, packed), *wide, packed).to(x.dtype)
+
+
+def widened(weight: Tensor, packed: dict[str, Tensor]) -> Tensor:
+    """The weight in float32, which is kept with what is packed of it."""
+    if weight.dtype == torch.float32:
+        return weight
     if "float32" not in packed:
         packed["float32"] = weight.float()
-    wide = (value.float() if isinstance(value, Tensor) else value for value in others)
-    return backends.compose(name, operator, x.float(), packed["float32"], *wide, packed).to(x.dtype)
+    return packed["float32"]
 
 
 class Shape(NamedTuple):
@@ -136,7 +143,7 @@ def fused_linear(
         threads=torch.get_num_threads(),
         dtype=x.dtype,
     )
-    own = partial(backends.compose if x.dtype == torch.float32 else _in_float32, "auto", "fused_linear", *arguments)
+    own = partial(backends.compose if x.dtype == torch.float32 else in_float32, "auto", "fused_linear", *arguments)
     chosen = _choices.get(shape)
     if chosen == PACKED:
         return own()
