@@ -141,6 +141,7 @@ def test_operators_same_as_torch():
         "depthwise_linear",
         "fused_conv",
         "fused_linear",
+        "project",
         "trained_linear",
     }
 
