@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 from timm.optim import muon
+from torch.optim import Optimizer
 
 
 class CpuMuon(muon.Muon):
@@ -19,3 +20,8 @@ class CpuMuon(muon.Muon):
         iteration = functools.partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
         with mock.patch.object(muon, "zeropower_via_newtonschulz", iteration):  # timm has no option for it
             return super().step(closure)
+
+
+def for_cpu(optimizer: Optimizer) -> Optimizer:
+    """`CpuMuon` in the place of timm's Muon; other optimizers as they are."""
+    return CpuMuon(optimizer.param_groups, **optimizer.defaults) if type(optimizer) is muon.Muon else optimizer

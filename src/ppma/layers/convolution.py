@@ -7,7 +7,7 @@ below read and write the layout of the attention without a copy.
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as modules
 
 from ppma.ops.backends import kernels_serve
 from ppma.ops.conv import conv3x3
@@ -25,22 +25,31 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-def unhooked(*modules: nn.Module) -> bool:
-    """Whether nobody would miss the calls of these modules.
+# Hooks for all modules; PyTorch adds to these dictionaries and never replaces them. Its own function is missing in 2.6.
+_of_all_modules = (
+    modules._global_forward_hooks,
+    modules._global_forward_pre_hooks,
+    modules._global_backward_hooks,
+    modules._global_backward_pre_hooks,
+)
+
+
+def unhooked(*layers: nn.Module) -> bool:
+    """Whether nobody would miss the calls of these layers.
 
     They have no hooks, there are none for all modules, and no instance has a `forward` of its own, which is somebody's
     wrapper, or was compiled.
     """
-    if _has_any_global_hook():
+    if any(_of_all_modules):
         return False
-    for module in modules:
+    for layer in layers:
         if (
-            module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-            or module._compiled_call_impl is not None
-            or "forward" in module.__dict__
+            layer._forward_hooks
+            or layer._forward_pre_hooks
+            or layer._backward_hooks
+            or layer._backward_pre_hooks
+            or layer._compiled_call_impl is not None
+            or "forward" in layer.__dict__
         ):
             return False
     return True
