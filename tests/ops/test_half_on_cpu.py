@@ -99,7 +99,6 @@ def test_model_bfloat16():
     assert all(torch.isfinite(parameter.grad).all() for parameter in half.parameters())
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("dtype", HALF)
 def test_optimized_model_computes_in_float32(dtype):
     """Stem and stages in one call: the result is rounded once, at its end."""

@@ -22,7 +22,7 @@ from ppma.ops.backends.contract import (
 )
 from ppma.ops.choice import fastest, rounded_down
 from ppma.ops.decay_formula import as_matrix
-from ppma.ops.fused_conv import SERVED, fused_conv, runs_packed
+from ppma.ops.fused_conv import fused_conv, runs_packed
 from ppma.ops.fused_linear import fused_linear, widened
 from ppma.ops.layout import compute_dtype
 from ppma.ops.options import BackendName, Paths
@@ -355,7 +355,7 @@ def kernel_serves(x: Tensor) -> bool:
         not captured()
         and not torch.is_grad_enabled()
         and x.is_cpu
-        and x.dtype in SERVED
+        and x.dtype in backends.NATIVE_DTYPES
         and not observed(x)
         and backends.kernels_serve("auto", "fused_layers", x)
     )

@@ -37,8 +37,6 @@ class ConvShape(NamedTuple):
     dtype: torch.dtype
 
 
-# The kernel computes in float32; half precision is converted on the way in and out.
-SERVED = (torch.float32, torch.bfloat16, torch.float16)
 _choices: dict[ConvShape, str] = {}
 
 
@@ -54,7 +52,7 @@ def runs_packed(
     if (
         observed(weight, bias)
         or has_tangent((weight, bias))
-        or not (weight.dtype == bias.dtype and weight.dtype in SERVED)
+        or not (weight.dtype == bias.dtype and weight.dtype in backends.NATIVE_DTYPES)
     ):
         return False
     return backend == "native" or (backend == "auto" and _choices.get(_key(shape, weight, stride, gelu)) == PACKED)
@@ -98,7 +96,7 @@ def fused_conv(
         torch.Size([1, 3, 3, 4])
     """
     arguments = (x, weight, bias, stride, gelu, {} if packed is None else packed)
-    serves = x.dtype in SERVED and backends.kernels_serve("auto", "fused_conv", *arguments)
+    serves = x.dtype in backends.NATIVE_DTYPES and backends.kernels_serve("auto", "fused_conv", *arguments)
     if backend != "auto" or torch.is_grad_enabled() or not serves:
         return backends.compose(backend, "fused_conv", *arguments)
     shape = _key(x.shape, weight, stride, gelu)

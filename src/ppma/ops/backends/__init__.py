@@ -49,6 +49,8 @@ _PREFERENCE = {"cpu": ("native", "torch"), "cuda": ("triton", "torch")}
 _COMPOSED = {"cpu": "native", "cuda": "triton"}
 
 _HALF = (torch.bfloat16, torch.float16)
+# What the native kernels take: they compute in float32, and half precision is converted on the way in and out.
+NATIVE_DTYPES = (torch.float32, *_HALF)
 _EXCLUDED = "it is excluded in this context"
 _excluded: ContextVar[frozenset[str]] = ContextVar("excluded", default=frozenset())
 
