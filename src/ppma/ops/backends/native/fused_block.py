@@ -36,7 +36,8 @@ def _parameters(block: BlockWeights, height: int, width: int, dim: int) -> tuple
         logits, scale, softplus = block.decay
         decays = logits.shape[1]
         of_logits = slice(3 * dim, None)
-        weight = _packed(block.qkv, of_logits, made)
+        made.append(block.qkv.weight[of_logits])
+        weight = contiguous_address(made[-1], (block.heads * decays, dim))
         made.append(block.qkv.bias[of_logits] + logits.flatten())
         bias = contiguous_address(made[-1], (block.heads * decays,))
         if scale is not None:

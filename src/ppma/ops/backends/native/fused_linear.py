@@ -12,7 +12,7 @@ from ppma.ops.backends.native import library
 from ppma.ops.backends.native.library import Kernel, address, contiguous_address
 
 _PARAMS = struct.Struct("PqPPPqPqqqqfPPqqqi")  # PackedLinearParams of csrc/packed_linear.h
-_DECAYS = struct.Struct("PPPPPqi")  # DecayColumns there
+_DECAYS = struct.Struct("PPPPPqqi")  # DecayColumns there
 _kernel = Kernel("ppma_packed_linear", c_void_p, c_void_p)
 _pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_float, c_void_p, c_int)
 
@@ -147,12 +147,12 @@ def run(
 
 
 def decay_columns(
-    packed: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool, out: Tensor, logits: Tensor
+    weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool, out: Tensor, logits: Tensor
 ) -> bytes:
     """Log-decays that `run` also computes of its rows; the tensors must stay alive until then.
 
     Args:
-        packed: the packed weight, of (heads * outputs, inputs).
+        weight: (heads * outputs, inputs), 0 outside of the head's slice of the inputs.
         bias: (heads, outputs).
         rate: (heads, outputs), or None for 1.
         softplus: the activation is softplus instead of ReLU.
@@ -160,11 +160,11 @@ def decay_columns(
         logits: like out, takes the logits.
     """
     return _DECAYS.pack(
-        contiguous_address(packed, packed.shape),
+        contiguous_address(weight, (bias.numel(), weight.shape[1])),
         contiguous_address(bias, out.shape[1:3]),
         0 if rate is None else contiguous_address(rate, out.shape[1:3]),
         contiguous_address(out, out.shape),
         contiguous_address(logits, out.shape),
-        bias.numel(),
+        *bias.shape,
         softplus,
     )

@@ -64,8 +64,8 @@ class _Project(torch.autograd.Function):
         )
         columns = None
         if decay_weight is not None and decay_bias is not None:
-            packed = pack(as_matrix(decay_weight, heads))
-            columns = decay_columns(packed, decay_bias, rate, softplus, log_decays, logits)
+            matrix = as_matrix(decay_weight, heads)
+            columns = decay_columns(matrix, decay_bias, rate, softplus, log_decays, logits)
         out = rows[:, : 3 * dim]
         run(x.flatten(0, 1), pack(weight), bias, None, out, None, (cos, sin), 2 * dim, columns)
         ctx.save_for_backward(x, weight, bias, decay_weight, decay_bias, rate, logits)

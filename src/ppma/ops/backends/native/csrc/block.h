@@ -21,7 +21,7 @@ struct BlockParams {
   float attn_eps, ffn_eps;
   const float *cosine, *sine;             // (height * width, dim / heads / 2)
   int64_t decays;                         // learned for each head: 2, 1 if shared, 0 for none
-  const float* decay;                     // (heads * decays, dim)
+  const float* decay;                     // (heads * decays, dim), not packed; 0 outside of the head's slice
   const float *decay_bias, *decay_rate;   // (heads * decays); no rate is 1
   const float* log_decay;                 // (heads), where none is learned
   int32_t softplus;

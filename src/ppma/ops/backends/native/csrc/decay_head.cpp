@@ -7,9 +7,9 @@
 #include <algorithm>
 
 #include "decay_activation.h"
-#include "lane_sums.h"
 #include "parallel.h"
 #include "simd.h"
+#include "slice_sums.h"
 #include "view.h"
 
 using namespace ppma;
@@ -78,33 +78,12 @@ inline int lanes_at(int64_t c, int64_t d) {
 // The logits of a group for one head; of tokens that do not exist those of the last one.
 template <int kOutputs, bool kWhole>
 inline void logits(const DecayHeadParams& params, const Group& group, int64_t head, Vec (&results)[kOutputs]) {
-  constexpr int kTokens = 4;  // whose sums stay in registers
   const int64_t d = params.d;
-  Vec sums[kOutputs][kLanes / kTokens];
-#pragma GCC unroll 4
-  for (int first = 0; first < kLanes; first += kTokens) {
-    Vec products[kOutputs][kTokens];
-#pragma GCC unroll 8
-    for (int n = 0; n < kOutputs * kTokens; ++n) products[n / kTokens][n % kTokens] = Vec{};
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int lanes = lanes_at<kWhole>(c, d);
-      Vec weight[kOutputs];
+  slice_sums<kOutputs>(
+      0, d, [&](int t, int64_t c) { return load_lanes(group.tokens[t] + head * d + c, lanes_at<kWhole>(c, d)); },
+      [&](int o, int64_t c) { return load_lanes(params.weight + o * d + c, lanes_at<kWhole>(c, d)); }, results);
 #pragma GCC unroll 2
-      for (int o = 0; o < kOutputs; ++o) weight[o] = load_lanes(params.weight + o * d + c, lanes);
-#pragma GCC unroll 4
-      for (int t = 0; t < kTokens; ++t) {
-        Vec here = load_lanes(group.tokens[first + t] + head * d + c, lanes);
-#pragma GCC unroll 2
-        for (int o = 0; o < kOutputs; ++o) products[o][t] += here * weight[o];
-      }
-    }
-#pragma GCC unroll 2
-    for (int o = 0; o < kOutputs; ++o)
-      sums[o][first / kTokens] = sum_each<kTokens, 1, 0>([&](int t) { return products[o][t]; });
-  }
-#pragma GCC unroll 2
-  for (int o = 0; o < kOutputs; ++o)
-    results[o] = sum_each<kLanes, kTokens, 0>([&](int index) { return sums[o][index]; }) + params.bias[head * kOutputs + o];
+  for (int o = 0; o < kOutputs; ++o) results[o] += params.bias[head * kOutputs + o];
 }
 
 // Log-decays of a group.

@@ -15,6 +15,7 @@
 #include "product.h"
 #include "rotary.h"
 #include "simd.h"
+#include "slice_sums.h"
 
 using namespace ppma;
 
@@ -61,34 +62,51 @@ void normalise(const PackedLinearParams& params, int64_t row, int64_t rows, floa
   }
 }
 
-// What a block of rows needs; null where it needs nothing.
-struct RowScratch {
-  float* normed;      // in tiles
-  float* logits;      // of the decays, rows x count
-  float* transposed;  // count x rows
+// Log-decays of up to kLanes tokens of an image from `token` on, for one head from output `first` on. Behind the last row
+// the last one is repeated. What lies between two heads' slices in a vector has the weight 0.
+template <int kOutputs, bool kWhole>
+void head_log_decays(const PackedLinearParams& params, const DecayColumns& decays, const float* const (&rows)[kLanes],
+                     bool in_tiles, int64_t head, int64_t first, int64_t image, int64_t token, int count) {
+  const int64_t inputs = params.inputs, begin = inputs * head / decays.heads, end = inputs * (head + 1) / decays.heads;
+  const int64_t column = head * decays.outputs + first;
+  auto lanes = [=](int64_t c) { return kWhole ? kLanes : static_cast<int>(std::min<int64_t>(kLanes, inputs - c)); };
+  Vec logits[kOutputs];
+  slice_sums<kOutputs>(
+      begin / kLanes * kLanes, end,
+      [&](int t, int64_t c) { return load_lanes(rows[t] + (in_tiles ? run_offset(c) : c), lanes(c)); },
+      [&](int o, int64_t c) { return load_lanes(decays.weight + (column + o) * inputs + c, lanes(c)); }, logits);
+#pragma GCC unroll 2
+  for (int o = 0; o < kOutputs; ++o) {
+    const int64_t at = (image * decays.heads * decays.outputs + column + o) * params.tokens + token;
+    const float rate = decays.rate ? decays.rate[column + o] : 1.0f;
+    logits[o] += decays.bias[column + o];
+    store_lanes(decays.out + at, -rate * decay_activation(logits[o], decays.softplus).value, count);
+    if (decays.logits) store_lanes(decays.logits + at, logits[o], count);
+  }
+}
 
-  RowScratch(Arena& arena, const PackedLinearParams& params, int64_t rows, int64_t count)
-      : normed(params.norm_eps >= 0 ? arena.take(Tiles(rows).count * tile_floats(params.inputs)) : nullptr),
-        logits(arena.take(rows * padded(count))),
-        transposed(arena.take(count * padded(rows))) {}
-};
-
-// Log-decays of rows [row, row + rows).
-void activate(const PackedLinearParams& params, const DecayColumns& decays, const RowScratch& scratch, int64_t row,
-              int64_t rows) {
-  const int64_t tokens = params.tokens, stride = padded(rows);
-  pack_columns(scratch.logits, padded(decays.count), rows, decays.count, 1.0f, scratch.transposed, stride);
-  for (int64_t done = 0, run; done < rows; done += run) {
-    const int64_t image = (row + done) / tokens, token = (row + done) % tokens;
-    run = std::min(rows - done, tokens - token);
-    for (int64_t c = 0; c < decays.count; ++c) {
-      const float *from = scratch.transposed + c * stride + done, rate = decays.rate ? decays.rate[c] : 1.0f;
-      float* to = decays.out + (image * decays.count + c) * tokens + token;
-      for (int64_t t = 0; t < run; t += kLanes) {
-        const int lanes = static_cast<int>(std::min<int64_t>(kLanes, run - t));
-        Vec logits = load_lanes(from + t, lanes) + decays.bias[c];
-        store_lanes(to + t, -rate * decay_activation(logits, decays.softplus).value, lanes);
-        if (decays.logits) store_lanes(decays.logits + (to - decays.out) + t, logits, lanes);
+// Log-decays of rows [row, row + rows), which are in tiles at `normed` if they are normalised.
+template <bool kWhole>
+void log_decays(const PackedLinearParams& params, const DecayColumns& decays, const float* normed, int64_t row, int64_t rows) {
+  const Tiles tiles(rows);
+  int64_t tile = 0, of_tile = 0;
+  for (int64_t done = 0, count; done < rows; done += count) {
+    const int64_t image = (row + done) / params.tokens, token = (row + done) % params.tokens;
+    count = std::min({rows - done, params.tokens - token, static_cast<int64_t>(kLanes)});
+    const float *last = nullptr, *of_token[kLanes];
+    for (int64_t t = 0; t < kLanes; ++t) {
+      if (t < count && normed) {
+        last = normed + tile * tile_floats(params.inputs) + of_tile * kRunInputs;
+        if (++of_tile == tiles.rows(tile)) ++tile, of_tile = 0;
+      } else if (t < count) {
+        last = params.x + (row + done + t) * params.x_stride;
+      }
+      of_token[t] = last;
+    }
+    for (int64_t head = 0; head < decays.heads; ++head) {
+      for (int64_t first = 0; first < decays.outputs; first += 2) {
+        auto run = first + 1 < decays.outputs ? head_log_decays<2, kWhole> : head_log_decays<1, kWhole>;
+        run(params, decays, of_token, normed, head, first, image, token, static_cast<int>(count));
       }
     }
   }
@@ -150,26 +168,25 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
   // With few rows the panels are divided too; each group normalises the rows for itself.
   int64_t groups = std::clamp<int64_t>(4 * params.threads / std::max<int64_t>(blocks, 1), 1, panels);
   if (params.threads == 1) groups = 1;
-  int64_t count = decays ? decays->count : 0;
   const Rotation rotation{params.cosine, params.sine, params.rotated, params.head_dim, params.tokens};
   std::atomic<bool> failed{false};
   parallel_for(blocks * groups, params.threads, [&](int64_t task) {
     int64_t block = task / groups, group = task % groups;
     int64_t first = tiles * block / blocks * kTileRows;
     int64_t rows = std::min(params.rows, tiles * (block + 1) / blocks * kTileRows) - first;
-    int64_t floats = floats_of<RowScratch>(params, rows, count);
-    float* memory = floats ? Scratch::floats(floats) : nullptr;
-    if (floats && !memory) {
-      failed = true;
-      return;
+    float* normed = nullptr;
+    if (params.norm_eps >= 0) {
+      // Rows that are normalised are copied anyway, and then into tiles; for others a copy costs as much as it saves.
+      normed = Scratch::floats(Tiles(rows).count * tile_floats(params.inputs));
+      if (!normed) {
+        failed = true;
+        return;
+      }
+      normalise(params, first, rows, normed);
     }
-    Arena arena(memory);
-    RowScratch scratch(arena, params, rows, count);
-    // Rows that are normalised are copied anyway, and then into tiles; for others a copy costs as much as it saves.
-    if (scratch.normed) normalise(params, first, rows, scratch.normed);
     for (int64_t part = 0; part < parts; ++part) {
       int64_t begin = runs * part / parts * kRunInputs, end = std::min(params.inputs, runs * (part + 1) / parts * kRunInputs);
-      const PanelProduct left = read_rows(params, first, scratch.normed, begin, end);
+      const PanelProduct left = read_rows(params, first, normed, begin, end);
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         int64_t column = panel * kPanel;
         PanelProduct product = left;
@@ -189,17 +206,11 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
         if (end == params.inputs && column < params.rotated)
           rotate<kPanelVectors>(rotation, params.out + first * params.out_stride, params.out_stride, first, rows, column);
       }
-      if (group + 1 < groups) continue;
-      for (int64_t column = 0; column < count; column += kPanel) {
-        PanelProduct product = left;
-        product.weights = decays->packed + column * params.inputs + begin * kPanel;
-        product.out = scratch.logits + column;
-        product.start = part > 0 ? product.out : nullptr;
-        product.out_stride = product.start_stride = padded(count);
-        run_panel(product, rows, count - column);
-      }
     }
-    if (count && group + 1 == groups) activate(params, *decays, scratch, first, rows);
+    if (decays && group + 1 == groups) {
+      auto run = params.inputs % kLanes ? log_decays<false> : log_decays<true>;
+      run(params, *decays, normed, first, rows);
+    }
   });
   return failed;
 }

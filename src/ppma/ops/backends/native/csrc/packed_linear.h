@@ -24,15 +24,16 @@ struct PackedLinearParams {
   int threads;
 };
 
-// Log-decays that are computed of the same rows: -rate * activation(logits), with logits normalise(x) W^T + bias.
+// Log-decays that are computed of the same rows: -rate * activation(logits), with logits normalise(x) W^T + bias, of which
+// each reads its head's slice of the inputs alone.
 //
 // Mirrors `_DECAYS` of fused_linear.py.
 struct DecayColumns {
-  const float* packed;       // from ppma_pack_linear
-  const float *bias, *rate;  // (count); no rate is 1
-  float* out;                // (rows / tokens, count, tokens)
+  const float* weight;       // (heads * outputs, inputs), 0 outside of the head's slice
+  const float *bias, *rate;  // (heads * outputs); no rate is 1
+  float* out;                // (rows / tokens, heads * outputs, tokens)
   float* logits;             // like out; null where they are not wanted
-  int64_t count;
+  int64_t heads, outputs;
   int32_t softplus;  // else ReLU
 };
 
