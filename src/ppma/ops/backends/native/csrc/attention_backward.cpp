@@ -58,9 +58,11 @@ struct ThreadScratch {
   float* values_transposed;       // dv x keys, times what a path counts
   float *scores, *grad_map;       // queries x keys: they become the weights and the gradient of the scores
   float *top[2], *inverse[2];     // of each query and softmax: the largest logit, and 1 / the sum of exp(logit - it)
+  float* factor[2];               // inverse * exp(-top), where the mask has factors
   float* delta[2];
   float *of_query_rows, *of_key_rows;  // sums of X and Xt over the tiles' other rows, as the factors of TileMask
   float *at_keys, *at_queries;         // sums of X over a row's queries and of Xt over a row's keys
+  float* of_queries;                   // query columns x key rows: the latter of one row of queries
   float* lanes;                        // key rows or query columns x kLanes: sums that are still to be added up
   float* down;                         // key columns: sums over a row's queries
   float* path_weights[2];              // key rows x key columns: of one query in each of two softmaxes
@@ -76,11 +78,13 @@ struct ThreadScratch {
         grad_map(arena.take(query_runs.most_tokens() * score_stride(key_runs.most_tokens()))),
         top{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
         inverse{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
+        factor{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
         delta{arena.take(query_runs.most_tokens()), arena.take(query_runs.most_tokens())},
         of_query_rows(arena.take(query_runs.most_tokens() * padded(key_runs.most_columns()))),
         of_key_rows(arena.take(key_runs.most_rows() * query_runs.most_columns() * padded(key_runs.most_columns()))),
         at_keys(arena.take(query_runs.most_rows() * key_runs.most_rows() * padded(key_runs.most_columns()))),
-        at_queries(arena.take(query_runs.most_rows() * key_runs.most_rows() * query_runs.most_columns())),
+        at_queries(arena.take(query_runs.most_rows() * key_runs.most_rows() * padded(query_runs.most_columns()))),
+        of_queries(arena.take(query_runs.most_columns() * padded(key_runs.most_rows()))),
         lanes(arena.take(padded(std::max(key_runs.most_rows(), query_runs.most_columns())) * kLanes)),
         down(arena.take(padded(key_runs.most_columns()))),
         path_weights{arena.take(key_runs.most_rows() * padded(key_runs.most_columns())),
@@ -153,6 +157,9 @@ class Backward {
     head_.pack(gradients_.out, params_.dv, queries, own_.grad_out);
     begin_queries(queries);
     const bool factors = !kLogit || is_bounded(queries);
+    for (int s = 0; weighs_first_ && factors && s < 2; ++s)
+      for (int64_t query = 0; query < queries.tokens(); query += kLanes)
+        store(own_.factor[s] + query, load(own_.inverse[s] + query) * exp_bounded(-load(own_.top[s] + query)));
     for (int64_t part = 0; part < key_runs_.parts(); ++part) {
       Run columns = key_runs_.at(0, part);
       if (v2h_) {
@@ -209,19 +216,23 @@ class Backward {
     product(rows_of(own_.grad_out, padded(dv)), {own_.values_transposed, stride}, queries.tokens(), padded(count), dv,
             Store{own_.grad_map, stride});
     int64_t vectors = v2h_ && h2v_ ? padded(keys.columns) / kLanes : 0;
-    for (int64_t r = 0; r < queries.rows; ++r)
+    for (int64_t r = 0; r < queries.rows; ++r) {
       for (int64_t j = 0; j < queries.columns; ++j) {
         int64_t query = r * queries.columns + j;
-        if (weighs_first_) factors ? weigh<true>(r, j, query, keys, stride) : weigh<false>(r, j, query, keys, stride);
-        if (own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f)
-          differentiate<true, 0>(r, j, queries, keys, stride);
-        else if (vectors == 1)
-          differentiate<false, 1>(r, j, queries, keys, stride);
-        else if (vectors == 2)
-          differentiate<false, 2>(r, j, queries, keys, stride);
-        else
-          differentiate<false, 0>(r, j, queries, keys, stride);
+        if (kLogit && weighs_first_) {
+          if (factors)
+            vectors == 1 ? weigh<true, 1>(r, j, query, keys, stride) : weigh<true, 0>(r, j, query, keys, stride);
+          else
+            weigh<false, 0>(r, j, query, keys, stride);
+          differentiate_of<kLogit>(vectors, r, j, queries, keys, stride);
+        } else {
+          differentiate_of<false>(vectors, r, j, queries, keys, stride);
+        }
       }
+      if (h2v_)
+        pack_columns(own_.of_queries, padded(keys.rows), queries.columns, keys.rows, 1.0f,
+                     own_.at_queries + r * keys.rows * padded(queries.columns), padded(queries.columns));
+    }
 
     int64_t token = keys.row * params_.width + keys.column;
     product(columns_of(own_.scores, stride), {own_.grad_out, padded(dv)}, count, padded(dv), queries.tokens(),
@@ -258,20 +269,24 @@ class Backward {
   }
 
   // The weights of a query in both of two softmaxes, and the product of the first with the gradient of the map, which
-  // divides delta. All keys are in this tile. kFactors: the mask has factors and not their logarithms.
-  template <bool kFactors>
+  // divides delta. All keys are in this tile. kFactors: the mask has factors and not their logarithms. kVectors: of a key
+  // row; 0 for any number.
+  template <bool kFactors, int kVectors>
   void weigh(int64_t r, int64_t j, int64_t query, const Run& keys, int64_t stride) {
+    const TileMask<kLogit> mask = own_.mask;  // this and the pointers are copies, which no store can change
     const float *scores = own_.scores + query * stride, *grad_map = own_.grad_map + query * stride;
-    const float* of_query_row = own_.mask.of_query_row(r, j);
+    const float* of_query_row = mask.of_query_row(r, j);
     const float top[2] = {own_.top[0][query], own_.top[1][query]};
-    float inverse[2] = {own_.inverse[0][query], own_.inverse[1][query]};
-    for (int s = 0; kFactors && s < 2; ++s) inverse[s] *= exp_bounded(splat(-top[s]))[0];
+    float* const* scale = kFactors ? own_.factor : own_.inverse;
+    const float inverse[2] = {scale[0][query], scale[1][query]};
+    float *first = own_.path_weights[0], *second = own_.path_weights[1];
+    const int64_t rows = keys.rows, columns = keys.columns, width = width_;
     Vec delta{};
-    for (int64_t t = 0; t < keys.rows; ++t) {
-      const float *at_keys = own_.mask.at_keys(r, t), *of_key_row = own_.mask.of_key_row(t, j);
-      const float at_query = own_.mask.at_queries(r, t)[j];
-      for (int64_t l = 0; l < keys.columns; l += kLanes) {
-        const int64_t at = t * keys.columns + l;
+    for (int64_t t = 0; t < rows; ++t) {
+      const float *at_keys = mask.at_keys(r, t), *of_key_row = mask.of_key_row(t, j);
+      const float at_query = mask.at_queries(r, t)[j];
+      for (int64_t l = 0; l < (kVectors ? kVectors * kLanes : columns); l += kLanes) {
+        const int64_t at = t * columns + l;
         Vec score = load(scores + at), p[2];
         if (kFactors) {
           Vec e = exp2_bounded(score * kLog2E);
@@ -281,8 +296,9 @@ class Backward {
           p[0] = path_weights(score, load(of_query_row + l) + load(at_keys + l), top[0], inverse[0]);
           p[1] = path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
         }
-        for (int s = 0; s < 2; ++s) store(own_.path_weights[s] + t * width_ + l, p[s]);
-        IntVec inside = lane_index() < static_cast<int>(keys.columns - l);
+        store(first + t * width + l, p[0]);
+        store(second + t * width + l, p[1]);
+        IntVec inside = lane_index() < static_cast<int>(columns - l);
         delta += select(inside, p[0] * load(grad_map + at), Vec{});
       }
     }
@@ -293,20 +309,34 @@ class Backward {
     return exp_weight(score + log_mask - top) * inverse;
   }
 
+  // Calls `differentiate` for so many vectors of a key row, with both paths; 0 for any number and any paths.
+  template <bool kGiven>
+  void differentiate_of(int64_t vectors, int64_t r, int64_t j, const Run& queries, const Run& keys, int64_t stride) {
+    const int64_t query = r * queries.columns + j;
+    if (own_.inverse[0][query] == 1.0f || own_.inverse[two_][query] == 1.0f)
+      differentiate<true, 0, kGiven>(r, j, queries, keys, stride);
+    else if (vectors == 1)
+      differentiate<false, 1, kGiven>(r, j, queries, keys, stride);
+    else if (vectors == 2)
+      differentiate<false, 2, kGiven>(r, j, queries, keys, stride);
+    else
+      differentiate<false, 0, kGiven>(r, j, queries, keys, stride);
+  }
+
   // For the query of row r and column j of a block: from score and gradient of the map to weight and gradient of the
-  // score, and the sums of X and Xt. `kCertain`: there may be a weight of exactly 1. `kVectors`: of a key row, with both
-  // paths; 0 for any number and any paths. What does not change from key row to key row then stays in registers.
-  template <bool kCertain, int kVectors>
+  // score, and the sums of X and Xt. `kCertain`: there may be a weight of exactly 1. `kVectors`: as above; what does not
+  // change from key row to key row then stays in registers. `kGiven`: `weigh` has left the weights of both paths.
+  template <bool kCertain, int kVectors, bool kGiven>
   void differentiate(int64_t r, int64_t j, const Run& queries, const Run& keys, int64_t stride) {
     constexpr int kHeld = kVectors > 0 ? kVectors : 1;
     const bool v2h = kVectors > 0 || v2h_, h2v = kVectors > 0 || h2v_;
-    const int64_t query = r * queries.columns + j, columns = keys.columns, width = width_;
-    const float* of_query_row = own_.mask.of_query_row(r, j);
+    const int64_t query = r * queries.columns + j, rows = keys.rows, columns = keys.columns, width = width_;
+    const TileMask<kLogit> mask = own_.mask;  // this and the pointers are copies, which no store can change
+    const float *of_query_row = mask.of_query_row(r, j), *first = own_.path_weights[0], *second = own_.path_weights[1];
     float* sum_of_query_row = own_.of_query_rows + query * width;
     const float top[2] = {own_.top[0][query], own_.top[two_][query]};
     const float inverse[2] = {own_.inverse[0][query], own_.inverse[two_][query]}, weight_of_path = params_.path_weight();
     const float delta[2] = {own_.delta[0][query], own_.delta[two_][query]};
-    const bool given = weighs_first_;
     Vec held_mask[kHeld], held_sum[kHeld];
     for (int n = 0; n < kVectors; ++n)
       held_mask[n] = load(of_query_row + n * kLanes), held_sum[n] = load(sum_of_query_row + n * kLanes);
@@ -314,12 +344,12 @@ class Backward {
     // stored in part waits for the store.
     Vec next_score = load(own_.scores + query * stride), next_grad = load(own_.grad_map + query * stride);
     float *scores = own_.scores + query * stride, *grad_map = own_.grad_map + query * stride;
-    float* lanes = own_.lanes;
-    for (int64_t t = 0; t < keys.rows; ++t, scores += columns, grad_map += columns) {
-      const float *of_key_row = own_.mask.of_key_row(t, j), *at_keys = own_.mask.at_keys(r, t);
-      const float at_query = own_.mask.at_queries(r, t)[j];
-      float* sum_of_key_row = own_.of_key_rows + (t * queries.columns + j) * width;
-      float* sum_at_keys = own_.at_keys + (r * keys.rows + t) * width;
+    float *lanes = own_.lanes, *sum_of_key_row = own_.of_key_rows + j * width;
+    float* sum_at_keys = own_.at_keys + r * rows * width;
+    const int64_t next_key_row = queries.columns * width;
+    for (int64_t t = 0; t < rows; ++t) {
+      const float *of_key_row = mask.of_key_row(t, j), *at_keys = mask.at_keys(r, t);
+      const float at_query = kGiven ? 0.0f : mask.at_queries(r, t)[j];
       Vec at_this_query{};
       auto vector = [&](int64_t l, const Vec& mask_of_query_row, Vec& sum) {
         IntVec inside = lane_index() < static_cast<int>(columns - l);
@@ -328,14 +358,14 @@ class Backward {
         next_score = load(scores + next), next_grad = load(grad_map + next);
         if (kLogit) {
           if (v2h) {
-            Vec p = given ? load(own_.path_weights[0] + t * width + l)
-                          : path_weights(score, mask_of_query_row + load(at_keys + l), top[0], inverse[0]);
+            Vec p = kGiven ? load(first + l)
+                           : path_weights(score, mask_of_query_row + load(at_keys + l), top[0], inverse[0]);
             x = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[0]), Vec{});
             weight += p * weight_of_path;
           }
           if (h2v) {
-            Vec p = given ? load(own_.path_weights[1] + t * width + l)
-                          : path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
+            Vec p = kGiven ? load(second + l)
+                           : path_weights(score, load(of_key_row + l) + at_query, top[1], inverse[1]);
             xt = select(kCertain ? inside & (p != 1.0f) : inside, p * (grad - delta[1]), Vec{});
             weight += p * weight_of_path;
           }
@@ -373,10 +403,12 @@ class Backward {
         }
       }
       store(lanes + t * kLanes, at_this_query);
+      scores += columns, grad_map += columns, first += width, second += width;
+      sum_of_key_row += next_key_row, sum_at_keys += width;
     }
     for (int n = 0; n < kVectors; ++n) store(sum_of_query_row + n * kLanes, held_sum[n]);
-    if (h2v)
-      each_sum(keys.rows, [&](int64_t t, float sum) { own_.at_queries[(r * keys.rows + t) * queries.columns + j] = sum; });
+    float* of_query = own_.of_queries + j * padded(rows);
+    for (int64_t t = 0; h2v && t < rows; t += kLanes) store(of_query + t, sum_each(lanes + t * kLanes));
   }
 
   // The gradient of log A of one row of the grid, over the queries' and the keys' columns.
@@ -406,23 +438,26 @@ class Backward {
     }
   }
 
-  // The gradient of log g of all pairs of rows of a tile.
+  // The gradient of log g of all pairs of rows of a tile: the later row of a pair receives it, the earlier one loses it.
   void add_to_columns(const Run& queries, const Run& keys, ChunkSums& sums) {
+    const bool together = v2h_ && h2v_ && queries.column == keys.column && queries.columns == keys.columns;
     for (int64_t r = 0; r < queries.rows; ++r) {
       for (int64_t t = 0; t < keys.rows; ++t) {
-        int64_t i = queries.row + r, k = keys.row + t, pair = r * keys.rows + t;
+        const int64_t i = queries.row + r, k = keys.row + t, pair = r * keys.rows + t;
         if (i == k) continue;
-        double sign = k > i ? 1.0 : -1.0;
-        double *of_query = sums.beta + i * params_.width, *of_key = sums.beta + k * params_.width;
-        auto add = [&](int64_t column, float gradient) {
-          of_query[column] -= sign * gradient;
-          of_key[column] += sign * gradient;
+        const float *of_keys = own_.at_keys + pair * width_, *of_queries = own_.at_queries + pair * padded(queries.columns);
+        double* later = sums.beta + std::max(i, k) * params_.width;
+        double* earlier = sums.beta + std::min(i, k) * params_.width;
+        auto add = [=](int64_t column, int64_t count, auto gradient) {
+#pragma GCC ivdep  // two rows
+          for (int64_t c = 0; c < count; ++c) later[column + c] += gradient(c), earlier[column + c] -= gradient(c);
         };
-        if (v2h_)
-          for (int64_t l = 0; l < keys.columns; ++l) add(keys.column + l, own_.at_keys[pair * width_ + l]);
-        if (h2v_)
-          for (int64_t j = 0; j < queries.columns; ++j)
-            add(queries.column + j, own_.at_queries[pair * queries.columns + j]);
+        if (together) {
+          add(keys.column, keys.columns, [=](int64_t c) { return double{of_keys[c]} + double{of_queries[c]}; });
+        } else {
+          if (v2h_) add(keys.column, keys.columns, [=](int64_t c) { return double{of_keys[c]}; });
+          if (h2v_) add(queries.column, queries.columns, [=](int64_t c) { return double{of_queries[c]}; });
+        }
       }
     }
   }
