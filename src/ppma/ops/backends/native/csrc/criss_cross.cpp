@@ -104,7 +104,9 @@ void forward(const AttentionParams& params, const View& out, int64_t task, Team 
   });
   if (params.v2h) {
     team.barrier();
-    team.share(params.height, [&](int64_t i) {
+    // Backwards: the maps that were kept last are in the nearest cache.
+    team.share(params.height, [&](int64_t done) {
+      const int64_t i = params.height - 1 - done;
       Line row = line_at(true, i);
       if (!head.keeps_maps) line_map<kLogit>(row, own.line, own.map, own.row_scale);
       apply(row, row_map(i), row_scale(i), {halfway(row, 0).data, channels.all}, channels.padded_dv, params.path_weight(),

@@ -97,7 +97,8 @@ class Backward {
     team.barrier();
     team.share(params_.width, [&](int64_t j) { columns(line_at(false, j)); });
     team.barrier();
-    team.share(params_.height, [&](int64_t i) { last_rows(line_at(true, i)); });
+    // Backwards: the maps that were kept last are in the nearest cache.
+    team.share(params_.height, [&](int64_t done) { last_rows(line_at(true, params_.height - 1 - done)); });
   }
 
  private:
