@@ -324,6 +324,16 @@ print(peak(width) - small)
 """
 
 
+@pytest.mark.parametrize(("grid", "saved"), [((14, 14), False), ((15, 14), True), ((1, 201), True)], ids=str)
+def test_first_output_saved_where_needed(grid, saved):
+    """With all keys in one tile the backward pass needs no output of the first softmax, and none takes memory."""
+    inputs = make_inputs(grid)
+    *_, first = native.polyline_attention(*inputs, AttentionOptions("logit", "2d", 1.0))
+    assert first.shape == (1, *inputs[2].shape)
+    assert first.untyped_storage().nbytes() == 4 * (first.numel() if saved else 1)
+    assert torch.ops.ppma.polyline_attention(*inputs, "logit", "2d", 1.0, "native")[2].is_contiguous()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts in kilobytes on Linux")
 @pytest.mark.parametrize(("function", "width"), [("polyline_attention", 96), ("criss_cross_attention", 192)])
 def test_memory_linear_in_tokens(function, width):

@@ -142,8 +142,8 @@ class Backend(Protocol):
         Returns:
             The output (B, heads, H, W, dv); `stats` (2 * softmaxes, B, heads, H, W), for each softmax the largest logit
             of every row and then the sum of the exponentials of logits minus that, in the backend's own units; and
-            `first`, where there are two softmaxes, the output of the first, (1, B, heads, H, W, dv), or zeros if the
-            backend's backward pass needs none; else (0, ...).
+            `first`, where there are two softmaxes, the output of the first, (1, B, heads, H, W, dv), or zeros that may
+            share their memory if the backend's backward pass needs none; else (0, ...).
         """
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Full attention with the mask: csrc/attention.cpp and csrc/attention_backward.cpp."""
 
-from ctypes import c_void_p
+from ctypes import addressof, c_int32, c_void_p
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from ppma.ops.backends.native.params import AttentionParams, Gradients, unit_str
 from ppma.ops.layout import heads_last_empty
 from ppma.ops.options import AttentionOptions
 
+_saves_first_output = Kernel("ppma_saves_first_output", c_void_p, c_void_p)
 _forward = Kernel("ppma_polyline_attention", c_void_p, c_void_p, c_void_p, c_void_p)
 _backward = Kernel("ppma_polyline_attention_backward", c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
 
@@ -26,16 +27,33 @@ def polyline_attention(
     """Forward; see `Backend.polyline_attention`."""
     params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     out = heads_last_empty(v, v.shape[-1])
-    shapes = _saved_shapes(q, v, options)
-    stats, first = (torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes)
-    addresses = map(contiguous_address, (stats, first), shapes) if options.save else (None, None)
+    stats = torch.empty(_stats_shape(q, options), dtype=torch.float32, device=q.device)
+    # Zeros that take no memory, unless the backward pass will need it.
+    first = torch.zeros((), dtype=torch.float32, device=q.device).expand(options.softmaxes - 1, *v.shape)
+    addresses: tuple[int | None, int | None] = (None, None)
+    if options.save:
+        first = torch.empty(first.shape, dtype=torch.float32, device=q.device) if _saves_first(params) else first
+        addresses = _addresses(params, stats, first, q, v, options)
     _forward(params, view(out, v.shape), *addresses)
     return out, stats, first
 
 
-def _saved_shapes(q: Tensor, v: Tensor, options: AttentionOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the softmaxes' maxima and sums, and of the output of the first of two."""
-    return (2 * options.softmaxes, *q.shape[:-1]), (options.softmaxes - 1, *v.shape)
+def _stats_shape(q: Tensor, options: AttentionOptions) -> tuple[int, ...]:
+    return 2 * options.softmaxes, *q.shape[:-1]
+
+
+def _saves_first(params: AttentionParams) -> bool:
+    """Whether the backward pass needs the output of the first of two softmaxes."""
+    needs = c_int32()
+    _saves_first_output(params, addressof(needs))
+    return bool(needs)
+
+
+def _addresses(
+    params: AttentionParams, stats: Tensor, first: Tensor, q: Tensor, v: Tensor, options: AttentionOptions
+) -> tuple[int, int | None]:
+    of_first = contiguous_address(first, (options.softmaxes - 1, *v.shape)) if _saves_first(params) else None
+    return contiguous_address(stats, _stats_shape(q, options)), of_first
 
 
 def polyline_attention_backward(
@@ -54,7 +72,7 @@ def polyline_attention_backward(
     """Gradients of q, k, v, log_alpha, log_beta; each tile is recomputed from the saved maxima and sums."""
     params = AttentionParams(q, k, v, log_alpha, log_beta, options, valid)
     gradients = Gradients(grad, q, k, v)
-    out, saved = unit_stride(out), (stats.contiguous(), first.contiguous())
-    addresses = map(contiguous_address, saved, _saved_shapes(q, v, options))
-    _backward(params, gradients, view(out, v.shape), *addresses)
+    out, stats = unit_stride(out), stats.contiguous()
+    first = first.contiguous() if _saves_first(params) else first
+    _backward(params, gradients, view(out, v.shape), *_addresses(params, stats, first, q, v, options))
     return gradients.results(log_alpha.dtype, log_beta.dtype)

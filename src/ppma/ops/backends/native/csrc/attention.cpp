@@ -240,7 +240,7 @@ class Forward {
         int count = params_.dv - c < kLanes ? static_cast<int>(params_.dv - c) : kLanes;
         Vec result = load(own_.softmax[0].out + query * channels_ + c) * scales[0];
         if (softmaxes_ == 2) {
-          if (results_.stats) store_part(results_.first + token * params_.dv + c, saves_first_ ? result : Vec{}, count);
+          if (results_.stats && saves_first_) store_part(results_.first + token * params_.dv + c, result, count);
           result = (result + load(own_.softmax[1].out + query * channels_ + c) * scales[1]) * 0.5f;
         }
         store_part(out + c, result, count);
@@ -261,6 +261,12 @@ class Forward {
 };
 
 }  // namespace
+
+// Whether the backward pass reads `first`, which may be null otherwise.
+PPMA_EXPORT int ppma_saves_first_output(const AttentionParams* params, int32_t* saves) {
+  *saves = saves_first_output(*params);
+  return 0;
+}
 
 // Without `stats` nothing is kept for a backward pass.
 PPMA_EXPORT int ppma_polyline_attention(const AttentionParams* params, const View* out, float* stats, float* first) {

@@ -157,8 +157,6 @@ class Small {
     }
     pack_rows(head_.at(params_.v, i, 0), params_.v.stride[3], grid_.width, params_.dv,
               tables_.values + i * grid_.width * padded(params_.dv));
-    if (results_.stats && has_two_softmaxes(params_) && !separate_)
-      std::fill_n(results_.first + (token_of_head() + i * grid_.width) * params_.dv, grid_.width * params_.dv, 0.0f);
     float most = 0.0f;
     for (int64_t j = 0; results_.stats && j < grid_.width; ++j) {
       float square = squared_norm(head_.at(params_.q, i, j));
