@@ -28,11 +28,6 @@ def as_matrix(weight: Tensor, heads: int) -> Tensor:
     return rows.view(heads * outputs, heads * d)
 
 
-def of_slices(matrix: Tensor, heads: int) -> Tensor:
-    """The gradient of `weight` from that of `as_matrix(weight, heads)`."""
-    return matrix.view(heads, len(matrix) // heads, heads, -1).diagonal(dim1=0, dim2=2).sum(-1)
-
-
 def log_decays_of(logits: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool) -> Tensor:
     """`-rate * act(logits + bias)` of logits (..., heads, outputs)."""
     shifted = logits + bias

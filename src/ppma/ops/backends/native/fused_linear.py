@@ -10,11 +10,13 @@ from torch import Tensor
 from ppma.ops.backends.contract import BackendUnavailableError
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.library import Kernel, address, contiguous_address
+from ppma.ops.decay_formula import as_matrix
 
 _PARAMS = struct.Struct("PqPPPqPqqqqfPPqqqi")  # PackedLinearParams of csrc/packed_linear.h
-_DECAYS = struct.Struct("PPPPPqqi")  # DecayColumns there
+_DECAYS = struct.Struct("P2q4P2qi")  # DecayColumns there
 _kernel = Kernel("ppma_packed_linear", c_void_p, c_void_p)
-_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_float, c_void_p, c_int)
+_pack = Kernel("ppma_pack_linear", c_void_p, c_int64, c_int64, c_int, c_float, c_void_p, c_int64, c_int)
+_pack_slices = Kernel("ppma_pack_slices", c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64)
 
 
 def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> Tensor:
@@ -34,12 +36,34 @@ def packed_weight(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: s
 
 def pack(weight: Tensor, scale: float = 1.0) -> Tensor:
     """A weight (outputs, inputs), which may be a transposed matrix, times `scale`, packed."""
+    packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
+    _pack_at(packed, weight, scale, weight.shape[1])
+    return packed
+
+
+def pack_with_slices(weight: Tensor, slices: Tensor, heads: int) -> Tensor:
+    """A weight (heads * d, inputs) with `as_matrix(slices, heads)`, transposed, behind its inputs, packed.
+
+    Args:
+        weight: may be a transposed matrix.
+        slices: (outputs, d).
+        heads: that have d channels each.
+    """
+    inputs, (outputs, d) = weight.shape[1], slices.shape
+    everything = inputs + heads * outputs
+    packed = torch.empty(_packed_floats(heads * d, everything), dtype=torch.float32, device=weight.device)
+    _pack_at(packed, weight, 1.0, everything)
+    addresses = contiguous_address(slices, (outputs, d)), contiguous_address(packed, packed.shape)
+    _pack_slices(addresses[0], heads, outputs, d, addresses[1], inputs, everything)
+    return packed
+
+
+def _pack_at(packed: Tensor, weight: Tensor, scale: float, inputs: int) -> None:
+    """Pack a weight as the first inputs of a layer that has `inputs` of them."""
     transposed = weight.mT.is_contiguous()
     matrix = weight.mT if transposed else weight.contiguous()
-    packed = torch.empty(_packed_floats(*weight.shape), dtype=torch.float32, device=weight.device)
     addresses = contiguous_address(matrix, matrix.shape), contiguous_address(packed, packed.shape)
-    _pack(addresses[0], *weight.shape, transposed, scale, addresses[1], library.threads())
-    return packed
+    _pack(addresses[0], *weight.shape, transposed, scale, addresses[1], inputs, library.threads())
 
 
 def packed_address(kept: dict[str, Tensor], matrix: Callable[[], Tensor], form: str = "") -> int:
@@ -146,25 +170,34 @@ def run(
     _kernel(params, decays)
 
 
+def of_whole_vectors(weight: Tensor, heads: int) -> Tensor:
+    """A map (outputs, d) of each head's slice of a token, or, where a vector meets two slices, all of `as_matrix`."""
+    return as_matrix(weight, heads) if weight.shape[1] % vector_floats() else weight
+
+
 def decay_columns(
     weight: Tensor, bias: Tensor, rate: Tensor | None, softplus: bool, out: Tensor, logits: Tensor
 ) -> bytes:
     """Log-decays that `run` also computes of its rows; the tensors must stay alive until then.
 
     Args:
-        weight: (heads * outputs, inputs), 0 outside of the head's slice of the inputs.
+        weight: from `of_whole_vectors`.
         bias: (heads, outputs).
         rate: (heads, outputs), or None for 1.
         softplus: the activation is softplus instead of ReLU.
         out: (B, heads, outputs, N), takes the log-decays.
         logits: like out, takes the logits.
     """
+    (heads, outputs), (rows, inputs) = bias.shape, weight.shape
     return _DECAYS.pack(
-        contiguous_address(weight, (bias.numel(), weight.shape[1])),
+        contiguous_address(weight, weight.shape),
+        -inputs if rows == outputs else outputs * inputs,
+        inputs,
         contiguous_address(bias, out.shape[1:3]),
         0 if rate is None else contiguous_address(rate, out.shape[1:3]),
         contiguous_address(out, out.shape),
         contiguous_address(logits, out.shape),
-        *bias.shape,
+        heads,
+        outputs,
         softplus,
     )

@@ -25,7 +25,7 @@ folder = os.environ.get("PPMA_NATIVE_DIR", "")
 _CAPABILITY = {"AVX512": INSTRUCTION_SETS, "AVX2": INSTRUCTION_SETS[1:]}
 
 # Of csrc/library.cpp: a library of another version would read other structures.
-ABI = 16
+ABI = 17
 
 _forked = False
 

@@ -42,7 +42,7 @@ def input_gradient(grad: Tensor, weight: Tensor, counts: Sequence[float], scale:
         (rows, inputs).
     """
     out = torch.empty((len(grad), weight.shape[1]), dtype=torch.float32, device=grad.device)
-    packed = pack(weight.mT, scale)
+    packed = pack(weight.mT, scale=scale)
     for kept, here in runs(counts, len(grad) // len(counts)):
         if kept:
             run(grad[here], packed, None, None, out[here])

@@ -1,12 +1,12 @@
 """q, k, v and log-decays of tokens in training, one linear layer forward and backward: csrc/projection_gradient.cpp.
 
-The logits of the decays are outputs of that layer behind q, k and v: as a map of their own they would read every token
-once more, and once more for the gradients.
+The logits of the decays are computed where the layer reads the tokens, and for the gradients they are outputs of it
+behind q, k and v: as a map of their own they would read every token once more, and once more for the gradients.
 """
 
 import struct
 from collections.abc import Sequence
-from ctypes import c_void_p
+from ctypes import c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -15,19 +15,19 @@ from torch import Tensor
 from ppma.ops.backends.native import library
 from ppma.ops.backends.native.composed import composed_gradients
 from ppma.ops.backends.native.decay_head import decay_head
-from ppma.ops.backends.native.fused_linear import decay_columns, pack, rotates, run
+from ppma.ops.backends.native.fused_linear import decay_columns, of_whole_vectors, pack, pack_with_slices, rotates, run
 from ppma.ops.backends.native.library import Kernel, address, contiguous_address, view
-from ppma.ops.backends.native.linear_gradient import input_gradient, weight_gradients
+from ppma.ops.backends.native.linear_gradient import weight_gradients
 from ppma.ops.backends.native.params import unit_stride
 from ppma.ops.backends.native.rotary import rotary_split
 from ppma.ops.backends.native.trained_linear import FEWEST_ROWS, trained_linear
-from ppma.ops.decay_formula import as_matrix, of_slices
 from ppma.ops.projection_formula import project as formula
 from ppma.ops.watching import observed
 
 _PARAMS = struct.Struct("6P6qii")  # Params of csrc/projection_gradient.cpp, behind its views
 _NO_VIEW = bytes(48)
 _gradient = Kernel("ppma_projection_gradient", c_void_p)
+_slice_gradient = Kernel("ppma_slice_gradient", c_void_p, c_int64, c_int64, c_int64, c_void_p)
 
 _MOST_OUTPUTS = 2
 _CACHE_LINE = 16  # floats
@@ -63,9 +63,11 @@ class _Project(torch.autograd.Function):
             torch.empty((batch, heads, outputs, tokens), dtype=torch.float32, device=x.device) for _ in range(2)
         )
         columns = None
+        # In here copies leave nothing for the backward pass.
+        decay_bias, rate = (None if term is None else term.contiguous() for term in (decay_bias, rate))
         if decay_weight is not None and decay_bias is not None:
-            matrix = as_matrix(decay_weight, heads)
-            columns = decay_columns(matrix, decay_bias, rate, softplus, log_decays, logits)
+            sliced = of_whole_vectors(decay_weight, heads)
+            columns = decay_columns(sliced, decay_bias, rate, softplus, log_decays, logits)
         out = rows[:, : 3 * dim]
         run(x.flatten(0, 1), pack(weight), bias, None, out, None, (cos, sin), 2 * dim, columns)
         ctx.save_for_backward(x, weight, bias, decay_weight, decay_bias, rate, logits)
@@ -85,19 +87,29 @@ class _Project(torch.autograd.Function):
         rows = _row_gradients(grads, ctx.rotary, logits, rate, ctx.softplus, of_rate)
         of_x = of_weight = of_bias = of_decay = of_logits = None
         if for_x:
-            every = weight if decay_weight is None else torch.cat((weight, as_matrix(decay_weight, ctx.heads)))
-            of_x = input_gradient(rows, every, [1.0], 1.0).view(x.shape)
+            every = pack(weight.mT) if decay_weight is None else pack_with_slices(weight.mT, decay_weight, ctx.heads)
+            of_x = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+            run(rows, every, None, None, of_x.flatten(0, 1))
         if for_weight or for_bias or for_decay or for_logits:
             of_outputs = (len(weight), rows.shape[1] - len(weight))
             of_every, of_every_bias = weight_gradients(rows, x.flatten(0, 1), [1.0], 1.0)
             of_weight, of_matrix = of_every.split(of_outputs)
             of_bias, of_offsets = of_every_bias.split(of_outputs)
             if decay_bias is not None:
-                of_decay, of_logits = of_slices(of_matrix, ctx.heads), of_offsets.view(decay_bias.shape)
+                of_decay, of_logits = _of_slices(of_matrix, ctx.heads), of_offsets.view(decay_bias.shape)
         of_parameters = (of_weight, of_bias, None, None, None, of_decay, of_logits, of_rate, None)
         return of_x, *(
             grad if wanted else None for grad, wanted in zip(of_parameters, ctx.needs_input_grad[1:], strict=True)
         )
+
+
+def _of_slices(matrix: Tensor, heads: int) -> Tensor:
+    """The gradient of a map (outputs, d) from that of `as_matrix` of it."""
+    outputs, d = len(matrix) // heads, matrix.shape[1] // heads
+    found = torch.empty((outputs, d), dtype=torch.float32, device=matrix.device)
+    of_matrix = contiguous_address(matrix, (heads * outputs, heads * d))
+    _slice_gradient(of_matrix, heads, outputs, d, contiguous_address(found, found.shape))
+    return found
 
 
 def _row_gradients(
@@ -121,7 +133,8 @@ def _row_gradients(
     batch, heads, outputs, tokens = logits.shape
     d = 2 * rotary[0].shape[-1]
     columns = heads * (3 * d + outputs)
-    rows = torch.empty((batch * tokens, _rounded_up(columns)), dtype=torch.float32, device=logits.device)
+    stride = _rounded_up(3 * heads * d + _rounded_up(heads * outputs))  # the logits are written in whole vectors
+    rows = torch.empty((batch * tokens, stride), dtype=torch.float32, device=logits.device)
     of_heads = [None if grad is None else unit_stride(grad.flatten(2)) for grad in grads[:4]]
     shape, lines = (batch, tokens, heads * d), (batch, heads, tokens)
     views = [_NO_VIEW if grad is None else view(grad, shape) for grad in of_heads]
@@ -166,8 +179,8 @@ def project(
     if x.shape[:-1].numel() < FEWEST_ROWS or not rotates(2 * dim, dim // heads) or observed(*tensors):
         return _one_by_one(x, weight, bias, heads, cos, sin, decay_weight, decay_bias, rate, softplus)
     if decay_weight is not None and decay_bias is not None:
-        decay_weight, decay_bias = decay_weight.float().contiguous(), decay_bias.float().contiguous()
-        rate = None if rate is None else rate.float().contiguous()
+        decay_weight, decay_bias = decay_weight.float().contiguous(), decay_bias.float()
+        rate = None if rate is None else rate.float()
     library.require_tokens(x.shape[1:])
     x, bias = x if x.stride(-1) == 1 else x.contiguous(), bias.contiguous()
     return _Project.apply(x, weight, bias, heads, cos, sin, decay_weight, decay_bias, rate, softplus)

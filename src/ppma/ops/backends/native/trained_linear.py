@@ -32,7 +32,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     out = torch.empty((len(rows), outputs), dtype=torch.float32, device=x.device)
     others = None if residual is None else residual.reshape(-1, outputs)
     shift = x.new_zeros(outputs) if bias is None else scale * bias if scale != 1.0 else bias.contiguous()
-    packed = pack(weight, scale)
+    packed = pack(weight, scale=scale)
     for kept, here in runs(counts, len(rows) // len(x)):
         if kept:
             run(rows[here], packed, shift, None if others is None else others[here], out[here])

@@ -64,8 +64,8 @@ class Block {
     qkv.norm_eps = params_.attn_eps;
     qkv.cosine = params_.cosine, qkv.sine = params_.sine;
     qkv.rotated = 2 * dim, qkv.head_dim = dim / params_.heads, qkv.tokens = grid_;
-    DecayColumns decays{params_.decay, params_.decay_bias, params_.decay_rate, space_.log_decays, nullptr,
-                        params_.heads, params_.decays, params_.softplus};
+    DecayColumns decays{params_.decay, params_.decays * dim, dim, params_.decay_bias, params_.decay_rate,
+                        space_.log_decays, nullptr, params_.heads, params_.decays, params_.softplus};
     if (packed_linear(qkv, params_.decays ? &decays : nullptr)) return 1;
     if (attend()) return 1;
     // The values' convolution adds to the attention's result, in place.

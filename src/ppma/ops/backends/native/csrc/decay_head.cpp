@@ -80,7 +80,8 @@ template <int kOutputs, bool kWhole>
 inline void logits(const DecayHeadParams& params, const Group& group, int64_t head, Vec (&results)[kOutputs]) {
   const int64_t d = params.d;
   slice_sums<kOutputs>(
-      0, d, [&](int t, int64_t c) { return load_lanes(group.tokens[t] + head * d + c, lanes_at<kWhole>(c, d)); },
+      0, d, [=](int64_t c) { return head * d + c; },
+      [&](int t, int64_t c, int64_t place) { return load_lanes(group.tokens[t] + place, lanes_at<kWhole>(c, d)); },
       [&](int o, int64_t c) { return load_lanes(params.weight + o * d + c, lanes_at<kWhole>(c, d)); }, results);
 #pragma GCC unroll 2
   for (int o = 0; o < kOutputs; ++o) results[o] += params.bias[head * kOutputs + o];

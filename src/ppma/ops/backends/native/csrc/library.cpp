@@ -27,7 +27,7 @@ PPMA_EXPORT int ppma_exp2(const float* x, float* y, int64_t count) {
 }
 
 // Changes with every structure and function signature: library.py refuses another.
-PPMA_EXPORT int ppma_abi() { return 16; }
+PPMA_EXPORT int ppma_abi() { return 17; }
 
 // The number of threads that a parallel region really gets.
 PPMA_EXPORT int ppma_team_size(int threads, int32_t* size) {

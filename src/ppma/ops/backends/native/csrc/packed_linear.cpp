@@ -62,54 +62,68 @@ void normalise(const PackedLinearParams& params, int64_t row, int64_t rows, floa
   }
 }
 
-// Log-decays of up to kLanes tokens of an image from `token` on, for one head from output `first` on. Behind the last row
-// the last one is repeated. What lies between two heads' slices in a vector has the weight 0.
+// The logits of rows [row, row + rows), which are in tiles at `normed` if they are normalised, to `to`, (images, heads *
+// kOutputs, tokens). What lies between two heads' slices in a vector has the weight 0.
 template <int kOutputs, bool kWhole>
-void head_log_decays(const PackedLinearParams& params, const DecayColumns& decays, const float* const (&rows)[kLanes],
-                     bool in_tiles, int64_t head, int64_t first, int64_t image, int64_t token, int count) {
-  const int64_t inputs = params.inputs, begin = inputs * head / decays.heads, end = inputs * (head + 1) / decays.heads;
-  const int64_t column = head * decays.outputs + first;
-  auto lanes = [=](int64_t c) { return kWhole ? kLanes : static_cast<int>(std::min<int64_t>(kLanes, inputs - c)); };
-  Vec logits[kOutputs];
-  slice_sums<kOutputs>(
-      begin / kLanes * kLanes, end,
-      [&](int t, int64_t c) { return load_lanes(rows[t] + (in_tiles ? run_offset(c) : c), lanes(c)); },
-      [&](int o, int64_t c) { return load_lanes(decays.weight + (column + o) * inputs + c, lanes(c)); }, logits);
-#pragma GCC unroll 2
-  for (int o = 0; o < kOutputs; ++o) {
-    const int64_t at = (image * decays.heads * decays.outputs + column + o) * params.tokens + token;
-    const float rate = decays.rate ? decays.rate[column + o] : 1.0f;
-    logits[o] += decays.bias[column + o];
-    store_lanes(decays.out + at, -rate * decay_activation(logits[o], decays.softplus).value, count);
-    if (decays.logits) store_lanes(decays.logits + at, logits[o], count);
-  }
-}
-
-// Log-decays of rows [row, row + rows), which are in tiles at `normed` if they are normalised.
-template <bool kWhole>
-void log_decays(const PackedLinearParams& params, const DecayColumns& decays, const float* normed, int64_t row, int64_t rows) {
+void decay_logits(const PackedLinearParams& params, const DecayColumns& decays, const float* normed, int64_t row,
+                  int64_t rows, float* to) {
   const Tiles tiles(rows);
+  const int64_t inputs = params.inputs, tokens = params.tokens, d = inputs / decays.heads;
+  const int64_t output_stride = decays.output_stride;
+  auto lanes = [=](int64_t c) { return kWhole ? kLanes : static_cast<int>(std::min<int64_t>(kLanes, inputs - c)); };
   int64_t tile = 0, of_tile = 0;
   for (int64_t done = 0, count; done < rows; done += count) {
-    const int64_t image = (row + done) / params.tokens, token = (row + done) % params.tokens;
-    count = std::min({rows - done, params.tokens - token, static_cast<int64_t>(kLanes)});
-    const float *last = nullptr, *of_token[kLanes];
+    const int64_t image = (row + done) / tokens, token = (row + done) % tokens;
+    count = std::min({rows - done, tokens - token, static_cast<int64_t>(kLanes)});
+    const float *last = nullptr, *of_token[kLanes];  // behind the last token the last one again
     for (int64_t t = 0; t < kLanes; ++t) {
       if (t < count && normed) {
-        last = normed + tile * tile_floats(params.inputs) + of_tile * kRunInputs;
+        last = normed + tile * tile_floats(inputs) + of_tile * kRunInputs;
         if (++of_tile == tiles.rows(tile)) ++tile, of_tile = 0;
       } else if (t < count) {
         last = params.x + (row + done + t) * params.x_stride;
       }
       of_token[t] = last;
     }
-    for (int64_t head = 0; head < decays.heads; ++head) {
-      for (int64_t first = 0; first < decays.outputs; first += 2) {
-        auto run = first + 1 < decays.outputs ? head_log_decays<2, kWhole> : head_log_decays<1, kWhole>;
-        run(params, decays, of_token, normed, head, first, image, token, static_cast<int>(count));
+    float* at = to + image * decays.heads * kOutputs * tokens + token;
+    const float *weight = decays.weight, *bias = decays.bias;
+    for (int64_t c = 0; c < inputs; c += d, weight += decays.head_stride, bias += kOutputs) {
+      Vec logits[kOutputs];
+      slice_sums<kOutputs>(
+          c & -kLanes, c + d, [=](int64_t c) { return normed ? run_offset(c) : c; },
+          [&](int t, int64_t c, int64_t place) { return load_lanes(of_token[t] + place, lanes(c)); },
+          [=](int o, int64_t c) { return load_lanes(weight + o * output_stride + c, lanes(c)); }, logits);
+#pragma GCC unroll 2
+      for (int o = 0; o < kOutputs; ++o, at += tokens) store_lanes(at, logits[o] + bias[o], static_cast<int>(count));
+    }
+  }
+}
+
+// Log-decays of rows [row, row + rows) from their logits, which may lie in the same place.
+void activate(const PackedLinearParams& params, const DecayColumns& decays, const float* logits, int64_t row, int64_t rows) {
+  const int64_t tokens = params.tokens, columns = decays.heads * decays.outputs;
+  for (int64_t done = 0, run; done < rows; done += run) {
+    const int64_t image = (row + done) / tokens, token = (row + done) % tokens;
+    run = std::min(rows - done, tokens - token);
+    for (int64_t c = 0; c < columns; ++c) {
+      const int64_t at = (image * columns + c) * tokens + token;
+      const float rate = decays.rate ? decays.rate[c] : 1.0f;
+      for (int64_t t = 0; t < run; t += kLanes) {
+        const int lanes = static_cast<int>(std::min<int64_t>(kLanes, run - t));
+        Vec value = decay_activation(load_lanes(logits + at + t, lanes), decays.softplus).value;
+        store_lanes(decays.out + at + t, -rate * value, lanes);
       }
     }
   }
+}
+
+void log_decays(const PackedLinearParams& params, const DecayColumns& decays, const float* normed, int64_t row, int64_t rows) {
+  const bool whole = params.inputs % kLanes == 0;
+  auto run = decays.outputs == 1 ? (whole ? decay_logits<1, true> : decay_logits<1, false>)
+                                 : (whole ? decay_logits<2, true> : decay_logits<2, false>);
+  float* logits = decays.logits ? decays.logits : decays.out;
+  run(params, decays, normed, row, rows, logits);
+  activate(params, decays, logits, row, rows);
 }
 
 // The left factor of a block of rows, which begin at `row` or, normalised, at `normed`: inputs [begin, end), of which
@@ -139,12 +153,13 @@ PPMA_EXPORT int64_t ppma_packed_linear_size(int64_t outputs, int64_t inputs) {
   return panels_of(outputs) * kPanel * inputs;
 }
 
-// Packs `scale` times the weight, which is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous.
+// Packs `scale` times the weight, which is (outputs, inputs) or, if `transposed`, (inputs, outputs), contiguous, as the first
+// inputs of a layer that has `all` of them.
 PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t inputs, int transposed, float scale,
-                                 float* packed, int threads) {
+                                 float* packed, int64_t all, int threads) {
   parallel_for(panels_of(outputs), threads, [&](int64_t panel) {
     const int64_t first = panel * kPanel, count = std::min(kPanel, outputs - first);
-    float* to = packed + first * inputs;
+    float* to = packed + first * all;
     if (count < kPanel) std::fill_n(to, kPanel * inputs, 0.0f);
     if (transposed)
       for (int64_t input = 0; input < inputs; ++input)
@@ -155,6 +170,19 @@ PPMA_EXPORT int ppma_pack_linear(const float* weight, int64_t outputs, int64_t i
     else
       pack_columns(weight + first * inputs, inputs, count, inputs, scale, to, kPanel);
   });
+  return 0;
+}
+
+// Packs the transposed matrix of a map (outputs, d) of each head's slice of a token, as heads * outputs inputs from `begin` on
+// of a layer that has `all` of them and heads * d outputs.
+PPMA_EXPORT int ppma_pack_slices(const float* weight, int64_t heads, int64_t outputs, int64_t d, float* packed,
+                                 int64_t begin, int64_t all) {
+  for (int64_t panel = 0; panel < panels_of(heads * d); ++panel)
+    std::fill_n(packed + (panel * all + begin) * kPanel, heads * outputs * kPanel, 0.0f);
+  for (int64_t c = 0; c < heads * d; ++c) {
+    float* to = packed + (c / kPanel * all + begin + c / d * outputs) * kPanel + c % kPanel;
+    for (int64_t o = 0; o < outputs; ++o) to[o * kPanel] = weight[o * d + c % d];
+  }
   return 0;
 }
 
@@ -207,10 +235,7 @@ int ppma::packed_linear(const PackedLinearParams& params, const DecayColumns* de
           rotate<kPanelVectors>(rotation, params.out + first * params.out_stride, params.out_stride, first, rows, column);
       }
     }
-    if (decays && group + 1 == groups) {
-      auto run = params.inputs % kLanes ? log_decays<false> : log_decays<true>;
-      run(params, *decays, normed, first, rows);
-    }
+    if (decays && group + 1 == groups) log_decays(params, *decays, normed, first, rows);
   });
   return failed;
 }

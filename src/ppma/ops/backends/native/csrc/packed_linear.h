@@ -29,7 +29,10 @@ struct PackedLinearParams {
 //
 // Mirrors `_DECAYS` of fused_linear.py.
 struct DecayColumns {
-  const float* weight;       // (heads * outputs, inputs), 0 outside of the head's slice
+  // Of output o of head h for input c: weight[h * head_stride + o * output_stride + c], where c runs over the vectors that
+  // meet the head's slice of the inputs, outside of which it is 0.
+  const float* weight;
+  int64_t head_stride, output_stride;
   const float *bias, *rate;  // (heads * outputs); no rate is 1
   float* out;                // (rows / tokens, heads * outputs, tokens)
   float* logits;             // like out; null where they are not wanted

@@ -36,7 +36,7 @@ constexpr int64_t kRunInputs = 16;
 
 inline int64_t tile_floats(int64_t inputs) { return (inputs + kRunInputs - 1) / kRunInputs * kRunInputs * kTileRows; }
 // Where input c of a row lies behind the first one.
-inline int64_t run_offset(int64_t c) { return c / kRunInputs * (kTileRows * kRunInputs) + c % kRunInputs; }
+inline int64_t run_offset(uint64_t c) { return c / kRunInputs * (kTileRows * kRunInputs) + c % kRunInputs; }
 
 // Rows and a panel. Null pointers leave their part out.
 struct PanelProduct {

@@ -27,7 +27,7 @@ struct Params {
   const float *cosine, *sine;  // (tokens, d / 2)
   const float* logits;         // (batch, heads, outputs, tokens)
   const float* rate;           // (heads, outputs); null for 1
-  float* rows;                 // (batch * tokens, stride): q, k, v, and the logits (heads, outputs), to whole vectors
+  float* rows;                 // (batch * tokens, stride): q, k, v, and the logits (heads, outputs) in whole vectors
   float* of_rate;              // (heads, outputs); null where it is not wanted
   int64_t batch, tokens, heads, outputs, d, stride;
   int32_t softplus, threads;
@@ -85,8 +85,7 @@ void logit_gradients(const Params& params, const Piece& piece, float* columns, f
     }
     of_rate[c] = -sum(total);
   }
-  for (int64_t t = 0; t < piece.count; ++t)
-    for (int64_t c = 0; c < params.logits_of_token(); ++c) to[t * params.stride + c] = columns[c * kTaskTokens + t];
+  pack_columns(columns, kTaskTokens, params.logits_of_token(), piece.count, 1.0f, to, params.stride);
 }
 
 }  // namespace
@@ -124,4 +123,16 @@ PPMA_EXPORT int ppma_projection_gradient(const Params* given) {
   std::free(partial);
   Scratch::trim();
   return failed;
+}
+
+// The gradient of a map (outputs, d) of each head's slice of a token, from that of all of its matrix, (heads * outputs,
+// heads * d).
+PPMA_EXPORT int ppma_slice_gradient(const float* matrix, int64_t heads, int64_t outputs, int64_t d, float* to) {
+  std::fill_n(to, outputs * d, 0.0f);
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t o = 0; o < outputs; ++o) {
+      const float* from = matrix + (head * outputs + o) * heads * d + head * d;
+      for (int64_t c = 0; c < d; ++c) to[o * d + c] += from[c];
+    }
+  return 0;
 }
