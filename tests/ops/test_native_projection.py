@@ -130,11 +130,15 @@ def test_bits_any_threads(isa):
         assert all(map(torch.equal, found[0], more))
 
 
-def test_second_derivatives():
+@pytest.mark.parametrize("expanded", [False, True])
+def test_second_derivatives(expanded):
+    """Bias and rate of the decays may be views of one number for each head."""
     shape, leaves = (1, FEWEST_ROWS, 1, 16), {}
     for function, dtype in ((native.project, torch.float32), (formula, torch.float64)):
         tensors = leaves[dtype] = [tensor.to(dtype).requires_grad_() for tensor in inputs(shape)]
-        out = joined(function, shape, True, *tensors)
+        *others, bias, rate = tensors
+        terms = [term[:, :1].expand(-1, 2) if expanded else term for term in (bias, rate)]
+        out = joined(function, shape, True, *others, *terms)
         slopes = torch.autograd.grad(out.square().mean(), tensors, create_graph=True)
         sum(slope.square().mean() for slope in slopes).backward()
     # Products follow one another: output, slopes, and the gradients of both.

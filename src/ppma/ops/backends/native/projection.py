@@ -63,11 +63,10 @@ class _Project(torch.autograd.Function):
             torch.empty((batch, heads, outputs, tokens), dtype=torch.float32, device=x.device) for _ in range(2)
         )
         columns = None
-        # In here copies leave nothing for the backward pass.
-        decay_bias, rate = (None if term is None else term.contiguous() for term in (decay_bias, rate))
         if decay_weight is not None and decay_bias is not None:
-            sliced = of_whole_vectors(decay_weight, heads)
-            columns = decay_columns(sliced, decay_bias, rate, softplus, log_decays, logits)
+            sliced, offsets = of_whole_vectors(decay_weight, heads), decay_bias.contiguous()
+            rates = None if rate is None else rate.contiguous()
+            columns = decay_columns(sliced, offsets, rates, softplus, log_decays, logits)
         out = rows[:, : 3 * dim]
         run(x.flatten(0, 1), pack(weight), bias, None, out, None, (cos, sin), 2 * dim, columns)
         ctx.save_for_backward(x, weight, bias, decay_weight, decay_bias, rate, logits)
@@ -84,7 +83,8 @@ class _Project(torch.autograd.Function):
             return composed_gradients(formula, inputs, grads)
         for_x, for_weight, for_bias, *_, for_decay, for_logits, for_rate, _ = ctx.needs_input_grad
         of_rate = torch.empty(rate.shape, dtype=torch.float32, device=x.device) if for_rate else None
-        rows = _row_gradients(grads, ctx.rotary, logits, rate, ctx.softplus, of_rate)
+        rates = None if rate is None else rate.contiguous()
+        rows = _row_gradients(grads, ctx.rotary, logits, rates, ctx.softplus, of_rate)
         of_x = of_weight = of_bias = of_decay = of_logits = None
         if for_x:
             every = pack(weight.mT) if decay_weight is None else pack_with_slices(weight.mT, decay_weight, ctx.heads)
