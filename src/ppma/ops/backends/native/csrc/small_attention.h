@@ -12,7 +12,7 @@ namespace ppma {
 struct AttentionResults {
   const View& out;  // (batch, heads, height, width, dv)
   float* stats;     // (2 * softmaxes, batch, heads, height, width): each one's largest logit and sum of exp(logit - it)
-  float* first;     // (batch, heads, height, width, dv): of `saves_first_output`, the output of the first of two softmaxes
+  float* first;     // (batch, heads, height, width, dv): the output of the first of two softmaxes; null unless `saves_first_output`
 };
 
 // What computes a head whose scores `small_attention` cannot save for a backward pass.
